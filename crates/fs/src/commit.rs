@@ -53,6 +53,8 @@ pub struct Waiter {
     pub inode: Option<Arc<Inode>>,
     /// Metadata must be committed; else a flush of the devices is enough.
     pub commit: bool,
+    /// The shards with data that must be durable, besides those with which the batch becomes durable.
+    pub data: ShardSet,
     pub done: Done,
 }
 
@@ -82,6 +84,8 @@ struct Cut {
     freed: Vec<Blocks>,
     /// See `Batch::links`.
     links: ShardSet,
+    /// The shards with data that the batch describes, besides its own.
+    data: ShardSet,
 }
 
 #[derive(Default)]

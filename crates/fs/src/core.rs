@@ -23,7 +23,7 @@ use crate::flushes::DataFlushes;
 use crate::inode::{File, FileHost, Inode, Meta};
 use crate::numbers::Numbers;
 use crate::objects::Objects;
-use crate::shard::ShardId;
+use crate::shard::{ShardId, ShardSet};
 use crate::shards::Shards;
 use crate::store::{Change, InodeRecord, Store};
 use crate::table::Table;
@@ -220,6 +220,29 @@ impl Core {
         }
     }
 
+    /// Returns the devices of the slices of these shards.
+    pub fn devices_of(&self, set: ShardSet) -> Vec<u16> {
+        let map = self.shards.map();
+        if map.count() == 1 {
+            return (0..self.volume.devices().len() as u16).collect();
+        }
+        let slices = self.volume.slices();
+        let of_slice = |shard: ShardId| slices[shard.index()].regions();
+        let mut devices: Vec<u16> = set.iter().flat_map(of_slice).map(|r| r.device).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        devices
+    }
+
+    /// Returns the shards that a sync of a file needs: the one of its inode, and those in which it has data.
+    pub fn shards_of(&self, file: &File) -> ShardSet {
+        let mut set = ShardSet::one(self.shards.map().of_ino(file.ino()));
+        if self.shards.map().count() > 1 {
+            set.extend(file.map.read().shards());
+        }
+        set
+    }
+
     /// Returns the data side of a regular file. Fails with EISDIR or EINVAL for other kinds. The caller holds the inode's lock.
     pub fn file_of(self: &Arc<Self>, inode: &Arc<Inode>, meta: &Meta) -> Result<Arc<File>> {
         match inode.kind {
@@ -240,12 +263,17 @@ impl Core {
             let slice = self.volume.slices().get(usize::from(slice));
             slice.map_or(0, |slice| slice.blocks)
         };
-        let map =
-            Map::load(rows, meta.rec.size.div_ceil(PAGE_BYTES), capacity).map_err(|wrong| {
-                let error = Error::Damaged(format!("{wrong} (inode {})", inode.ino));
-                self.store_of(inode.ino).note_damage(&error);
-                error
-            })?;
+        let map = Map::load(
+            rows,
+            meta.rec.size.div_ceil(PAGE_BYTES),
+            self.shards.map(),
+            capacity,
+        )
+        .map_err(|wrong| {
+            let error = Error::Damaged(format!("{wrong} (inode {})", inode.ino));
+            self.store_of(inode.ino).note_damage(&error);
+            error
+        })?;
         let object = self.objects.of(inode.ino, &self.slices)?;
         let file = File::new(self.clone(), inode.clone(), object, meta, map);
         if file.map.read().has_changes() && !self.options.read_only {
@@ -354,6 +382,7 @@ impl Core {
             commits.enqueue(Waiter {
                 inode: None,
                 commit: true,
+                data: ShardSet::default(),
                 done,
             });
         }

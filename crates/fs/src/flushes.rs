@@ -54,11 +54,6 @@ impl DataFlushes {
         device.is_some_and(|device| device.epochs.needs_flush())
     }
 
-    /// Makes all data durable whose write was recorded before the call.
-    pub fn flush_all(&self) -> Result<(), IoError> {
-        self.flush(0..self.0.len() as u16)
-    }
-
     /// Makes the data on `devices` durable whose write was recorded before the call.
     pub fn flush(&self, devices: impl IntoIterator<Item = u16>) -> Result<(), IoError> {
         let mut devices: Vec<u16> = devices.into_iter().collect();
@@ -178,10 +173,10 @@ mod tests {
         std::thread::scope(|scope| {
             // Is dropped when the test fails, which ends the flushes.
             let end = end;
-            let first = scope.spawn(|| flushes.flush_all());
+            let first = scope.spawn(|| flushes.flush(0..2));
             began.recv_timeout(MINUTE).unwrap();
             assert!(!flushes.is_flushed(0, epoch));
-            let second = scope.spawn(|| flushes.flush_all());
+            let second = scope.spawn(|| flushes.flush(0..2));
             // The second thread does not take the data for durable: it flushes, too.
             began.recv_timeout(MINUTE).unwrap();
             assert!(!first.is_finished() && !second.is_finished());
@@ -191,7 +186,7 @@ mod tests {
             second.join().unwrap().unwrap();
         });
         assert!(flushes.is_flushed(0, epoch));
-        flushes.flush_all().unwrap();
+        flushes.flush(0..2).unwrap();
         assert!(began.try_recv().is_err(), "nothing was written since");
     }
 
@@ -201,7 +196,7 @@ mod tests {
         let flushes = DataFlushes::new(&[clean, dirty]);
         drop(end);
         flushes.note_write(1).unwrap();
-        flushes.flush_all().unwrap();
+        flushes.flush(0..2).unwrap();
         assert_eq!(began.try_recv(), Ok(std::thread::current().id()));
         assert!(clean_began.try_recv().is_err());
         assert!(flushes.note_write(2).is_none());
@@ -216,7 +211,7 @@ mod tests {
         std::thread::scope(|scope| {
             // Is dropped when the test fails, which ends the flushes.
             let ends = ends;
-            let flushed = scope.spawn(|| flushes.flush_all());
+            let flushed = scope.spawn(|| flushes.flush(0..3));
             for (began, _) in &ends {
                 began.recv_timeout(MINUTE).unwrap();
             }

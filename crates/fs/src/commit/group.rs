@@ -24,6 +24,8 @@ pub(super) struct Group<'a> {
     pub set: ShardSet,
     /// In the order of the shards.
     pub cuts: Vec<(ShardId, MutexGuard<'a, Cut>)>,
+    /// Further shards whose data must be durable, because waiters need it.
+    pub data: ShardSet,
 }
 
 impl Drop for Group<'_> {
@@ -40,7 +42,12 @@ impl<'a> Group<'a> {
     pub fn lock(core: &'a Core, set: ShardSet) -> Group<'a> {
         let lock = |id| (id, core.shards.get(id).commits.cut.lock());
         let cuts = set.iter().map(lock).collect();
-        Group { core, set, cuts }
+        Group {
+            core,
+            set,
+            cuts,
+            data: ShardSet::default(),
+        }
     }
 
     /// Makes the sealed batches durable, after the data that they describe. After an error nothing of them is durable; they stay sealed
@@ -49,7 +56,10 @@ impl<'a> Group<'a> {
         let core = self.core;
         let mut shards = core.shards.of_set(self.set);
         shards.try_for_each(|shard| shard.commits.failure())?;
-        flush(core)?;
+        let mut data = self.set;
+        data.extend(self.data);
+        self.cuts.iter().for_each(|(_, cut)| data.extend(cut.data));
+        flush(core, data)?;
         if let Err(error) = self.append() {
             if error.errno() == ENOSPC.errno() {
                 for shard in core.shards.of_set(self.set) {
@@ -93,9 +103,10 @@ impl<'a> Group<'a> {
     }
 }
 
-/// Makes the data durable that was written before the call. An error ends all changes: what the device dropped is not known.
-pub(super) fn flush(core: &Core) -> Result<()> {
-    core.flushes.flush_all().map_err(|error| {
+/// Makes the data in the slices of these shards durable that was written before the call. An error ends all changes: what the device
+/// dropped is not known.
+pub(super) fn flush(core: &Core, data: ShardSet) -> Result<()> {
+    core.flushes.flush(core.devices_of(data)).map_err(|error| {
         let error = Error::from(error);
         core.shards.flush_failed(&error);
         error

@@ -13,7 +13,7 @@ use super::{Commits, Control, Waiter};
 use crate::core::Core;
 use crate::errno::ESHUTDOWN;
 use crate::error::{Error, Result};
-use crate::shard::ShardId;
+use crate::shard::{ShardId, ShardSet};
 
 /// Number of rounds that one caller leads at most, so that its own call ends under any load.
 const ROUNDS_MAX: usize = 16;
@@ -109,7 +109,15 @@ impl Round<'_> {
     pub fn run(mut self, core: &Core, shard: ShardId) {
         let result = match self.commit {
             true => seal(core, shard, &mut self.waiters).commit(),
-            false => self.commits.failure().and_then(|()| group::flush(core)),
+            false => {
+                let mut data = ShardSet::one(shard);
+                self.waiters
+                    .iter()
+                    .for_each(|waiter| data.extend(waiter.data));
+                self.commits
+                    .failure()
+                    .and_then(|()| group::flush(core, data))
+            }
         };
         let answers = Answers {
             waiters: std::mem::take(&mut self.waiters),

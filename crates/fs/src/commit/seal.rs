@@ -36,6 +36,8 @@ pub(super) fn seal<'a>(core: &'a Core, first: ShardId, waiters: &mut Vec<Waiter>
                 held.wait_for_next(core);
             }
             postpone(of_first, &held, waiters);
+            let data = &mut group.data;
+            waiters.iter().for_each(|waiter| data.extend(waiter.data));
             for shard in core.shards.of_set(set) {
                 shard.commits.room.notify_all();
             }
@@ -213,7 +215,10 @@ impl<'s, 'a> Sealing<'s, 'a> {
                 size = durable_size(file, meta.committed_size.min(synced), size);
                 file.synced_size.fetch_max(size, Ordering::AcqRel);
                 // After the size: a page that is clean by then has its extent in the map.
-                strays = self.differences(at, &inode, &mut file.map.write());
+                let mut map = file.map.write();
+                strays = self.differences(at, &inode, &mut map);
+                self.cut(at).data.extend(map.shards());
+                drop(map);
                 if strays != ShardSet::default() {
                     size = meta.committed_size;
                     is_held = true;

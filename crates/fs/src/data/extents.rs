@@ -21,6 +21,7 @@ use jericho_format::PAGE_MAX;
 use crate::alloc::{Allocator, Blocks};
 use crate::data::runs::{Run, Runs, Step};
 use crate::error::Result;
+use crate::shard::{ShardMap, ShardSet};
 use crate::store::{Change, Extent};
 use crate::types::{Ino, SliceId};
 
@@ -181,15 +182,19 @@ pub struct Map {
     stored: Runs<Row>,
     /// Ranges in which `extents` may differ from `stored`.
     changed: Vec<Range<u64>>,
+    /// The shards in which the file has blocks, or had some.
+    shards: ShardSet,
 }
 
 impl Map {
     /// Builds the map from the store's rows. `capacity` returns the number of blocks of a slice, or 0 for a slice that does not
     /// exist. Data beyond `size_pages` comes from a write whose size never became durable. It is dropped, because otherwise a
-    /// later growth of the file would show it. Fails with a message if a correct writer cannot have produced a row.
+    /// later growth of the file would show it. Fails with a message if a correct writer cannot have produced a row. `shards` names
+    /// the volume's shards.
     pub fn load(
         rows: Vec<Extent>,
         size_pages: u64,
+        shards: ShardMap,
         capacity: impl Fn(SliceId) -> u64,
     ) -> std::result::Result<Map, String> {
         let mut map = Map::default();
@@ -226,6 +231,7 @@ impl Map {
                 },
             };
             map.stored.insert_alone(run);
+            map.shards.insert(shards.of_slice(at.slice));
             let state = if row.unwritten {
                 PageState::Unwritten(at)
             } else {
@@ -248,6 +254,28 @@ impl Map {
             map.mark(range);
         }
         Ok(map)
+    }
+
+    /// Returns the shards in which the file has blocks, or had some while it was in memory.
+    pub fn shards(&self) -> ShardSet {
+        self.shards
+    }
+
+    /// Allocates reserved blocks for the file, as `Allocator::allocate` does.
+    fn allocate(
+        &mut self,
+        home: SliceId,
+        near: Option<u64>,
+        count: u32,
+        allocator: &Allocator,
+    ) -> (Vec<Blocks>, Result<()>) {
+        let mut blocks = Vec::new();
+        let result = allocator.allocate(home, near, count, &mut blocks);
+        for blocks in &blocks {
+            self.shards
+                .insert(allocator.shards().of_slice(blocks.slice));
+        }
+        (blocks, result)
     }
 
     fn mark(&mut self, range: Range<u64>) {
@@ -356,9 +384,8 @@ impl Map {
             let [at, _] = before.state.advance(page - before.page).holds();
             at.filter(|at| at.slice == home).map(|at| at.block)
         });
-        let mut blocks = Vec::new();
         let count = (end - start) as u32; // within one run, so it fits
-        let result = allocator.allocate(home, near, count, &mut blocks);
+        let (blocks, result) = self.allocate(home, near, count, allocator);
         // After an error `blocks` is empty, and the run stays reserved.
         let mut page = start;
         for blocks in blocks {
@@ -413,8 +440,7 @@ impl Map {
             let [at, _] = before.state.advance(page - before.page).holds();
             at.filter(|at| at.slice == home).map(|at| at.block)
         });
-        let mut blocks = Vec::new();
-        let result = allocator.allocate(home, near, count, &mut blocks);
+        let (blocks, result) = self.allocate(home, near, count, allocator);
         let mut done = 0;
         for blocks in blocks {
             let to = At {
@@ -561,8 +587,7 @@ impl Map {
                     .and_then(|state| state.holds()[0])
                     .filter(|at| at.slice == home)
                     .map(|at| at.block);
-                let mut blocks = Vec::new();
-                let result = allocator.allocate(home, near, count, &mut blocks);
+                let (blocks, result) = self.allocate(home, near, count, allocator);
                 let mut at = page;
                 for blocks in blocks {
                     let state = PageState::Unwritten(At {

@@ -35,11 +35,17 @@ impl SharedFlushes {
         }
     }
 
-    /// Makes durable what was written before the call, then calls `done`: in this thread, or in another one that flushes already.
-    /// Without data that needs it, flushes nothing. May run the callbacks of other threads. The calling thread may block.
+    /// Makes durable what was written to `devices` before the call, then calls `done`: in this thread, or in another one that flushes
+    /// already. Without data that needs it, flushes nothing. May run the callbacks of other threads. The calling thread may block.
     /// `hand_over` takes callbacks that are left after many rounds, and has another thread flush for them.
-    pub fn flush(&self, data: &DataFlushes, done: Done, hand_over: &dyn Fn(Done)) {
-        let mut needed: Vec<u16> = (0..self.devices.len() as u16).collect();
+    pub fn flush(
+        &self,
+        data: &DataFlushes,
+        devices: Vec<u16>,
+        done: Done,
+        hand_over: &dyn Fn(Done),
+    ) {
+        let mut needed = devices;
         needed.retain(|device| data.needs_flush(*device));
         let lead = |device: u16, done| {
             let queue = &self.devices[usize::from(device)];
@@ -180,11 +186,15 @@ mod tests {
             }
         }
 
+        fn devices(&self) -> Vec<u16> {
+            (0..self.sims.len() as u16).collect()
+        }
+
         /// Writes to all devices, and flushes.
         fn flush(&self, done: Done) {
             (0..self.sims.len() as u16).for_each(|n| assert!(self.data.note_write(n).is_some()));
             self.shared
-                .flush(&self.data, done, &|_| panic!("handed over"));
+                .flush(&self.data, self.devices(), done, &|_| panic!("handed over"));
         }
 
         fn flushed(&self) -> u64 {
@@ -229,7 +239,7 @@ mod tests {
             assert!(bed.data.note_write(0).is_some());
             let next = again(bed.clone(), handed_over.clone());
             let hand_over = |done| handed_over.lock().push(done);
-            bed.shared.flush(&bed.data, next, &hand_over);
+            bed.shared.flush(&bed.data, bed.devices(), next, &hand_over);
         })
     }
 
@@ -240,7 +250,8 @@ mod tests {
         assert!(bed.data.note_write(0).is_some());
         let first = again(bed.clone(), handed_over.clone());
         let hand_over = |done| handed_over.lock().push(done);
-        bed.shared.flush(&bed.data, first, &hand_over);
+        bed.shared
+            .flush(&bed.data, bed.devices(), first, &hand_over);
         assert_eq!(bed.flushed(), ROUNDS_MAX as u64);
         assert_eq!(std::mem::take(&mut *handed_over.lock()).len(), 1);
         // Nobody leads now.
@@ -253,11 +264,13 @@ mod tests {
     fn without_new_data_nothing_is_flushed() {
         let bed = Bed::new(&["sim"]);
         let (tx, rx) = channel();
-        bed.shared
-            .flush(&bed.data, told(&tx), &|_| panic!("handed over"));
+        bed.shared.flush(&bed.data, bed.devices(), told(&tx), &|_| {
+            panic!("handed over")
+        });
         bed.flush(told(&tx));
-        bed.shared
-            .flush(&bed.data, told(&tx), &|_| panic!("handed over"));
+        bed.shared.flush(&bed.data, bed.devices(), told(&tx), &|_| {
+            panic!("handed over")
+        });
         assert!(rx.try_iter().all(|(result, _)| result.is_ok()));
         assert_eq!(bed.flushed(), 1);
     }

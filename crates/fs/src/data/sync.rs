@@ -21,7 +21,7 @@ use crate::error::Result;
 use crate::fs::Fs;
 use crate::inode::File;
 use crate::inode::Inode;
-use crate::shard::ShardId;
+use crate::shard::{ShardId, ShardSet};
 use crate::table::Table;
 use crate::types::Done;
 use crate::types::Ino;
@@ -75,6 +75,7 @@ impl Fs {
         let waiter = Waiter {
             inode: None,
             commit: true,
+            data: ShardSet::default(),
             done,
         };
         commit_for(core, core.shards.map().of_ino(ino), waiter, caller);
@@ -168,12 +169,13 @@ impl FileSync {
         let (core, file) = (self.core, self.file);
         let inode = file.inode.clone();
         if caller == Caller::MayBlock && !commit {
-            return flush(&core, inode.ino, self.done);
+            return flush(&core, &file, self.done);
         }
         let shard = core.shards.map().of_ino(inode.ino);
         let waiter = Waiter {
             inode: Some(inode),
             commit,
+            data: core.shards_of(&file),
             done: self.done,
         };
         commit_for(&core, shard, waiter, caller);
@@ -188,9 +190,10 @@ fn commit_for(core: &Core, shard: ShardId, waiter: Waiter, caller: Caller) {
     }
 }
 
-/// Flushes the devices for a sync of an inode, in the calling thread or in another that flushes already.
-fn flush(core: &Arc<Core>, ino: Ino, done: Done) {
+/// Flushes the devices that have data of a file, in the calling thread or in another that flushes already.
+fn flush(core: &Arc<Core>, file: &File, done: Done) {
     let _fails = FailsOnPanic(core);
+    let (ino, data) = (file.ino(), core.shards_of(file));
     let of_volume = core.clone();
     let flushed = move |flushed: Result<()>| {
         if let Err(error) = &flushed {
@@ -202,11 +205,13 @@ fn flush(core: &Arc<Core>, ino: Ino, done: Done) {
         core.commits_of(ino).enqueue(Waiter {
             inode: None,
             commit: false,
+            data,
             done,
         })
     };
+    let devices = core.devices_of(data);
     core.shared_flushes
-        .flush(&core.flushes, Box::new(flushed), &committer);
+        .flush(&core.flushes, devices, Box::new(flushed), &committer);
 }
 
 /// Returns the pages that `sync_range` has to write, and its scope.

@@ -205,6 +205,7 @@ fn the_committer_serves_those_that_are_left_after_many_rounds() {
         Waiter {
             inode: None,
             commit: true,
+            data: ShardSet::default(),
             done: Box::new(done),
         }
     }
