@@ -5,7 +5,7 @@ use zerocopy::byteorder::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of all records below, in each inode and in the superblock. A reader refuses others.
-pub const RECORD_VERSION: u8 = 2;
+pub const RECORD_VERSION: u8 = 3;
 /// Bits of an inode number for the counter. The slice is above them.
 pub const INO_COUNTER_BITS: u32 = 40;
 /// Bits of an inode number for the slice.

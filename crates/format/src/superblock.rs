@@ -1,5 +1,5 @@
-//! The superblock: the parts of a volume. The first device has two copies, written in turn. The newer copy with a correct
-//! checksum counts, so a torn write costs only the change that it carried.
+//! The superblock: the parts of a volume. Each device has two copies, written in turn. Of all copies with a correct checksum the
+//! newest counts, so a torn write costs only the change that it carried, and the loss of a device costs no change.
 
 use std::collections::HashSet;
 
@@ -26,11 +26,11 @@ pub const CONTAINER_BLOCKS: std::ops::RangeInclusive<u32> = 256..=16384;
 /// Largest size of a chunk of the metadata region, in blocks.
 pub const CHUNK_BLOCKS_MAX: u32 = 16384;
 /// Smallest and largest size of the journal, in blocks.
-pub const JOURNAL_BLOCKS: std::ops::RangeInclusive<u64> = 64..=1 << 14;
+pub const JOURNAL_BLOCKS: std::ops::RangeInclusive<u32> = 64..=1 << 14;
 /// Value of `ChunkEntry::position`: taken from a slice but not yet part of the metadata region.
 pub const CHUNK_SPARE: u32 = u32::MAX;
-/// Value of `ChunkEntry::slice`: made by format, not from the space of a slice.
-pub const CHUNK_NO_SLICE: u16 = u16::MAX;
+/// Value of `ChunkEntry::slice_first`: made by format, not from the space of the slice.
+pub const CHUNK_BY_FORMAT: u64 = u64::MAX;
 /// Value of `DeviceEntry::node` and `SliceEntry::node`: the node is unknown.
 pub const NO_NODE: u32 = u32::MAX;
 /// Bit of `SuperblockHead::flags`: not cleanly unmounted, or mounted now.
@@ -50,9 +50,9 @@ pub const CHUNKS_AT: usize = REGIONS_AT + REGIONS_MAX * size_of::<RegionEntry>()
 pub const COPY_BYTES: usize = CHUNKS_AT + CHUNKS_MAX * size_of::<ChunkEntry>();
 /// Size of a copy in blocks.
 pub const COPY_BLOCKS: u64 = COPY_BYTES as u64 / PAGE_BYTES;
-/// First block of each copy on the first device.
+/// First block of each copy on each device.
 pub const COPY_FIRST_BLOCK: [u64; 2] = [1, 1 + COPY_BLOCKS];
-/// Blocks at the start of the first device: label and both copies.
+/// Blocks at the start of each device: label and both copies.
 pub const HEAD_BLOCKS: u64 = 1 + 2 * COPY_BLOCKS;
 const _: () = assert!(COPY_BYTES.is_multiple_of(PAGE_BYTES as usize));
 const _: () = assert!(COPY_BLOCKS == 37);
@@ -89,16 +89,14 @@ pub struct SuperblockHead {
     pub reserved0: U16,
     /// Entries of the chunk table.
     pub chunks: U32,
-    /// Length of the metadata store in bytes, as set by redb.
-    pub store_bytes: U64,
+    /// Zero.
+    pub reserved1: U64,
     /// Time of the format, in seconds since the epoch.
     pub created_s: U64,
     /// The host and process that have the volume mounted while `FLAG_DIRTY` is set.
     pub owner: OwnerRecord,
-    /// First block of the journal, on the first device.
-    pub journal_first_block: U64,
-    /// Blocks of the journal.
-    pub journal_blocks: U64,
+    /// Zero.
+    pub reserved2: [u8; 16],
     /// `RECORD_VERSION`.
     pub records: U32,
     /// Zero.
@@ -163,8 +161,13 @@ pub struct SliceEntry {
     pub first_region: U16,
     /// Number of regions from there on, in the order of the slice's blocks.
     pub regions: U16,
-    /// Zero.
-    pub reserved: [u8; 16],
+    /// First block of the slice's journal, on the device of its first region. 0: the slice has no journal and no metadata store; its
+    /// metadata are in the store of slice 0.
+    pub journal_first_block: U64,
+    /// Blocks of the journal.
+    pub journal_blocks: U32,
+    /// Length of the metadata store in blocks, as set by redb.
+    pub store_blocks: U32,
 }
 const _: () = assert!(size_of::<SliceEntry>() == 32);
 
@@ -197,9 +200,10 @@ pub struct ChunkEntry {
     pub position: U32,
     /// Index of the device.
     pub device: U16,
-    /// Slice that provided the chunk, or `CHUNK_NO_SLICE`.
+    /// Slice that provided the chunk, or for which format made it. Its metadata store has the chunk, or if it has no store, that of
+    /// slice 0.
     pub slice: U16,
-    /// First block within the slice, if a slice provided the chunk.
+    /// First block within the slice, or `CHUNK_BY_FORMAT`.
     pub slice_first: U64,
 }
 const _: () = assert!(size_of::<ChunkEntry>() == 24);
@@ -330,27 +334,56 @@ impl Superblock {
         Ok(superblock)
     }
 
+    /// Returns the number of metadata stores: one for each slice, or one for all.
+    pub fn stores(&self) -> usize {
+        let has_journal = |slice: &SliceEntry| slice.journal_blocks.get() > 0;
+        match self.slices.get(1).is_some_and(has_journal) {
+            true => self.slices.len(),
+            false => 1,
+        }
+    }
+
+    /// Returns the metadata store that has a chunk.
+    pub fn store_of(&self, chunk: &ChunkEntry) -> usize {
+        match self.stores() {
+            1 => 0,
+            _ => chunk.slice.get().into(),
+        }
+    }
+
+    /// Returns the device on which a slice has its journal and its first blocks.
+    pub fn first_device_of(&self, slice: &SliceEntry) -> Option<u16> {
+        let first = self.regions.get(usize::from(slice.first_region.get()));
+        let region = first.filter(|_| slice.regions.get() > 0)?;
+        Some(region.device.get())
+    }
+
     /// Refuses a superblock that names blocks outside of a device, names blocks twice, or makes its reader use more memory than a
     /// volume can need.
     fn validate(&self) -> Result<(), SuperblockError> {
         self.validate_head()?;
         self.validate_slices()?;
+        self.validate_journals()?;
         self.validate_chunks()?;
         let chunk_blocks = u64::from(self.head.chunk_blocks.get());
         let chunk = |c: &ChunkEntry| (c.device.get(), c.first_block.get(), chunk_blocks);
-        let made_by_format = |c: &&ChunkEntry| c.slice.get() == CHUNK_NO_SLICE;
+        let made_by_format = |c: &&ChunkEntry| c.slice_first.get() == CHUNK_BY_FORMAT;
         let regions = self
             .regions
             .iter()
             .map(|r| (r.device.get(), r.first_block.get(), r.blocks.get()));
         // Chunks of slices lie in regions, so they are excluded here.
         let chunks = self.chunks.iter().filter(made_by_format).map(chunk);
-        let (first, blocks) = (
-            self.head.journal_first_block.get(),
-            self.head.journal_blocks.get(),
-        );
-        let journal = [(0, first, blocks)];
-        disjoint(chunks.chain(regions).chain(journal).collect())?;
+        let journals = self.slices[..self.stores()].iter().filter_map(|slice| {
+            let device = self.first_device_of(slice)?;
+            Some((
+                device,
+                slice.journal_first_block.get(),
+                slice.journal_blocks.get().into(),
+            ))
+        });
+        let heads = (0..self.devices.len()).map(|device| (device as u16, 0, HEAD_BLOCKS));
+        disjoint(chunks.chain(regions).chain(journals).chain(heads).collect())?;
         disjoint(self.chunks.iter().map(chunk).collect())
     }
 
@@ -368,26 +401,38 @@ impl Superblock {
         if self.devices.is_empty() || self.slices.is_empty() {
             return wrong("no device or no slice".into());
         }
-        let (first, blocks) = (
-            self.head.journal_first_block.get(),
-            self.head.journal_blocks.get(),
-        );
-        if !JOURNAL_BLOCKS.contains(&blocks) || first < HEAD_BLOCKS || !self.has(0, first, blocks) {
-            return wrong(format!("a journal of {blocks} blocks at block {first}"));
+        if let Some(index) = self
+            .devices
+            .iter()
+            .position(|d| d.blocks.get() < HEAD_BLOCKS)
+        {
+            return wrong(format!("device {index} is too small for a superblock"));
         }
         let mut uuids = HashSet::new();
         if let Some(index) = self.devices.iter().position(|d| !uuids.insert(d.uuid)) {
             return wrong(format!("device {index} is in the table twice"));
         }
-        // Positions have 32 bits, and the last one marks a spare chunk.
-        let positions = self
-            .head
-            .store_bytes
-            .get()
-            .div_ceil(u64::from(chunk_blocks) * PAGE_BYTES);
-        if positions > u64::from(CHUNK_SPARE) {
-            let bytes = self.head.store_bytes.get();
-            return wrong(format!("a metadata region of {bytes} bytes"));
+        Ok(())
+    }
+
+    /// Refuses journals that are not where they can be. Only slice 0 has one, or each slice has.
+    fn validate_journals(&self) -> Result<(), SuperblockError> {
+        let stores = self.stores();
+        for (index, slice) in self.slices.iter().enumerate() {
+            let (first, blocks) = (slice.journal_first_block.get(), slice.journal_blocks.get());
+            let device = self.first_device_of(slice);
+            let is_right = match index < stores {
+                true => {
+                    JOURNAL_BLOCKS.contains(&blocks)
+                        && device.is_some_and(|device| self.has(device, first, blocks.into()))
+                }
+                false => (first, blocks, slice.store_blocks.get()) == (0, 0, 0),
+            };
+            if !is_right {
+                return wrong(format!(
+                    "slice {index} has a journal of {blocks} blocks at block {first}"
+                ));
+            }
         }
         Ok(())
     }
@@ -430,7 +475,7 @@ impl Superblock {
         let mut positions = HashSet::new();
         for (index, chunk) in self.chunks.iter().enumerate() {
             let position = chunk.position.get();
-            if position != CHUNK_SPARE && !positions.insert(position) {
+            if position != CHUNK_SPARE && !positions.insert((self.store_of(chunk), position)) {
                 return wrong(format!("two chunks are at position {position}"));
             }
             let (device, first, slice) = (
@@ -441,12 +486,12 @@ impl Superblock {
             if !self.has(device, first, blocks) {
                 return wrong(format!("chunk {index} ends beyond its device"));
             }
-            if slice == CHUNK_NO_SLICE {
-                continue;
-            }
             let Some(entry) = self.slices.get(usize::from(slice)) else {
                 return wrong(format!("chunk {index} is of a slice that does not exist"));
             };
+            if chunk.slice_first.get() == CHUNK_BY_FORMAT {
+                continue;
+            }
             let place = self.place(entry, chunk.slice_first.get(), blocks);
             if place != Some((device, first)) {
                 return wrong(format!("chunk {index} is not where slice {slice} has it"));
@@ -521,14 +566,14 @@ mod tests {
         let mut superblock = Superblock::new();
         superblock.head.container_blocks = U32::new(256);
         superblock.head.chunk_blocks = U32::new(16);
-        superblock.head.journal_first_block = U64::new(100);
-        superblock.head.journal_blocks = U64::new(64);
         let mut device = DeviceEntry::new_zeroed();
         device.blocks = U64::new(1000);
         superblock.devices.push(device);
         superblock.slices.push(SliceEntry {
             blocks: U64::new(500),
             regions: U16::new(1),
+            journal_first_block: U64::new(100),
+            journal_blocks: U32::new(64),
             ..SliceEntry::new_zeroed()
         });
         superblock.regions.push(RegionEntry {
@@ -552,7 +597,11 @@ mod tests {
         let old = sample().encode();
         let mut superblock = sample();
         superblock.head.sequence = U64::new(1);
-        superblock.chunks.push(ChunkEntry::new_zeroed());
+        superblock.chunks.push(ChunkEntry {
+            first_block: U64::new(200),
+            slice_first: U64::new(CHUNK_BY_FORMAT),
+            ..ChunkEntry::new_zeroed()
+        });
         let new = superblock.encode();
         for blocks in 1..COPY_BLOCKS as usize {
             let mut torn = new.clone();
@@ -566,13 +615,13 @@ mod tests {
     #[test]
     fn records_of_another_version_are_refused_by_name() {
         let mut superblock = sample();
-        for (records, shown) in [(0, 1), (1, 1), (3, 3)] {
+        for (records, shown) in [(0, 1), (1, 1), (2, 2), (4, 4)] {
             superblock.head.records = U32::new(records);
             let error = Superblock::decode(&superblock.encode()).unwrap_err();
             assert_eq!(error, SuperblockError::Records(shown));
             let text = error.to_string();
             assert!(text.contains(&format!("have version {shown}")), "{text}");
-            assert!(text.contains("reads only version 2"), "{text}");
+            assert!(text.contains("reads only version 3"), "{text}");
         }
     }
 
@@ -624,9 +673,6 @@ mod tests {
         is_refused("chunk of 4294967295", |s| {
             s.head.chunk_blocks = U32::new(u32::MAX)
         });
-        is_refused("metadata region", |s| {
-            s.head.store_bytes = U64::new(u64::MAX)
-        });
         is_refused("device 1 is in the table twice", |s| {
             s.devices.push(s.devices[0].clone())
         });
@@ -639,6 +685,59 @@ mod tests {
             s.regions.push(s.regions[0]);
             s.slices[0].regions = U16::new(2);
         });
+    }
+
+    /// A superblock with two slices, of which each has a journal.
+    fn two_stores() -> Superblock {
+        let mut superblock = sample();
+        superblock.regions[0].blocks = U64::new(250);
+        superblock.slices[0].blocks = U64::new(250);
+        superblock.regions.push(RegionEntry {
+            first_block: U64::new(750),
+            ..superblock.regions[0]
+        });
+        superblock.slices.push(SliceEntry {
+            first_region: U16::new(1),
+            journal_first_block: U64::new(164),
+            ..superblock.slices[0]
+        });
+        superblock
+    }
+
+    #[test]
+    fn each_slice_has_a_store_or_one_has_all() {
+        let decode = |s: &Superblock| Superblock::decode(&s.encode());
+        let mut superblock = two_stores();
+        assert_eq!(decode(&superblock).unwrap().stores(), 2);
+        superblock.slices[1].journal_first_block = U64::new(163);
+        assert!(decode(&superblock).is_err(), "two journals overlap");
+        superblock.slices[1].journal_blocks = U32::new(0);
+        assert!(decode(&superblock).is_err(), "a journal without blocks");
+        superblock.slices[1].journal_first_block = U64::new(0);
+        assert_eq!(decode(&superblock).unwrap().stores(), 1);
+        superblock.slices[1].store_blocks = U32::new(1);
+        assert!(decode(&superblock).is_err(), "a store without a journal");
+        let mut superblock = two_stores();
+        superblock.slices[0].journal_blocks = U32::new(0);
+        assert!(decode(&superblock).is_err(), "only slice 1 has a journal");
+        let mut superblock = two_stores();
+        superblock.slices[1].journal_first_block = U64::new(10);
+        assert!(decode(&superblock).is_err(), "a journal in the superblock");
+    }
+
+    #[test]
+    fn positions_of_chunks_are_those_of_their_store() {
+        let chunk = |slice, first_block| ChunkEntry {
+            slice: U16::new(slice),
+            first_block: U64::new(first_block),
+            slice_first: U64::new(CHUNK_BY_FORMAT),
+            ..ChunkEntry::new_zeroed()
+        };
+        let mut superblock = two_stores();
+        superblock.chunks = vec![chunk(0, 230), chunk(1, 246)];
+        Superblock::decode(&superblock.encode()).unwrap();
+        superblock.chunks[1].slice = U16::new(0);
+        assert!(Superblock::decode(&superblock.encode()).is_err());
     }
 
     #[test]
@@ -660,7 +759,7 @@ mod tests {
             s.chunks.push(chunk(490, 984))
         });
         is_refused("chunk 0 is not where slice 0", |s| {
-            s.chunks.push(chunk(u64::MAX, 600))
+            s.chunks.push(chunk(u64::MAX - 1, 600))
         });
         is_refused("overlap", |s| {
             s.chunks.extend([chunk(100, 600), chunk(110, 610)])

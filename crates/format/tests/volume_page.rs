@@ -23,8 +23,8 @@ fn the_page_has_every_field_at_its_offset() {
     assert_eq!(
         documented(PAGE, "SuperblockHead"),
         fields!(SuperblockHead: magic version crc sequence volume_uuid hash_seed flags
-            container_blocks chunk_blocks devices slices regions reserved0 chunks store_bytes
-            created_s owner journal_first_block journal_blocks records reserved)
+            container_blocks chunk_blocks devices slices regions reserved0 chunks reserved1
+            created_s owner reserved2 records reserved)
     );
     assert_eq!(
         documented(PAGE, "OwnerRecord"),
@@ -36,7 +36,8 @@ fn the_page_has_every_field_at_its_offset() {
     );
     assert_eq!(
         documented(PAGE, "SliceEntry"),
-        fields!(SliceEntry: blocks node first_region regions reserved)
+        fields!(SliceEntry: blocks node first_region regions journal_first_block journal_blocks
+            store_blocks)
     );
     assert_eq!(
         documented(PAGE, "RegionEntry"),

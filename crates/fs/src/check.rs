@@ -252,7 +252,8 @@ fn check_label(
 
 /// Runs one check over a view that keeps writes in memory.
 fn check_once(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
-    let copies = read_copies(&*devices[0])?;
+    let copies = devices.iter().map(|device| read_copies(&**device));
+    let copies = copies.collect::<Result<Vec<_>, _>>()?;
     let views = devices
         .iter()
         .map(|d| DeviceOverlay::over(d.clone()))
@@ -260,20 +261,23 @@ fn check_once(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
     let volume = Volume::open_from_devices(views, OpenMode::WRITE)?;
     let mut report = Report::default();
     let mut find = |severity, text| report.findings.push(Finding { severity, text });
-    for (index, copy) in copies.iter().enumerate() {
-        match copy {
-            Ok(_) => {}
-            // A crash may tear the copy that is being written. The other copy counts then, and the next write repairs this one.
-            Err(SuperblockError::Checksum) if volume.is_dirty() => find(
-                Severity::Info,
-                format!(
-                    "copy {index} of the superblock was being written when the volume's last use ended, or is damaged"
+    for (device, copies) in devices.iter().zip(&copies) {
+        for (index, copy) in copies.iter().enumerate() {
+            let name = device.name();
+            match copy {
+                Ok(_) => {}
+                // A crash may tear the copy that is being written. The other copy counts then, and the next write repairs this one.
+                Err(SuperblockError::Checksum) if volume.is_dirty() => find(
+                    Severity::Info,
+                    format!(
+                        "copy {index} of the superblock on {name} was being written when the volume's last use ended, or is damaged"
+                    ),
                 ),
-            ),
-            Err(error) => find(
-                Severity::Damage,
-                format!("copy {index} of the superblock is unusable: {error}"),
-            ),
+                Err(error) => find(
+                    Severity::Damage,
+                    format!("copy {index} of the superblock on {name} is unusable: {error}"),
+                ),
+            }
         }
     }
     if volume.is_dirty() {
@@ -282,19 +286,27 @@ fn check_once(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
             "the volume is mounted or was not cleanly unmounted".into(),
         );
     }
-    let region = Region::new(volume.devices().to_vec(), volume.superblocks().clone());
-    match Store::verify(&region) {
-        Ok(true) => {}
-        // After an unclean end a recovery is expected, and is not a finding.
-        Ok(false) if volume.is_dirty() => {}
-        Ok(false) => find(Severity::Leak, "the metadata store needed recovery".into()),
-        Err(Error::Io(error)) => return Err(error.into()),
-        Err(error) => {
-            find(
-                Severity::Damage,
-                format!("the metadata store is lost ({error}); {BEYOND_REPAIR}"),
-            );
-            return Ok(report);
+    for store in 0..volume.superblocks().with(|s| s.stores()) {
+        let devices = volume.devices().to_vec();
+        let region = Region::new(devices, volume.superblocks().clone(), store);
+        match Store::verify(&region) {
+            Ok(true) => {}
+            // After an unclean end a recovery is expected, and is not a finding.
+            Ok(false) if volume.is_dirty() => {}
+            Ok(false) => find(
+                Severity::Leak,
+                format!("the metadata store of slice {store} needed recovery"),
+            ),
+            Err(Error::Io(error)) => return Err(error.into()),
+            Err(error) => {
+                find(
+                    Severity::Damage,
+                    format!(
+                        "the metadata store of slice {store} is lost ({error}); {BEYOND_REPAIR}"
+                    ),
+                );
+                return Ok(report);
+            }
         }
     }
     let opened = open_stores(&volume, false).and_then(|(stores, damage)| {
@@ -376,7 +388,7 @@ fn repair(devices: &[Arc<dyn Device>], repaired: &mut Vec<Finding>) -> Result<()
     let volume = Volume::open_from_devices(devices.to_vec(), OpenMode::WRITE)?;
     volume.mark_dirty()?;
     // Also writes the other copy of the superblock, so that both are valid again.
-    volume.superblocks().update(|_| {})?;
+    volume.superblocks().update(None, |_| {})?;
     for _ in 0..PASSES_MAX {
         let (stores, _) = open_stores(&volume, true)?;
         let (report, fixes) = pass(&volume, &stores)?;

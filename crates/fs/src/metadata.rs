@@ -3,15 +3,18 @@
 use std::sync::Arc;
 
 use jericho_journal::{JournalArea, JournalVolume};
-use jericho_volume::superblocks::{ReadError, Superblocks};
+use jericho_storage::Device;
 use jericho_volume::{DeviceOverlay, Volume};
 
 use crate::alloc::Allocator;
 use crate::error::{Error, Result};
 use crate::shard::ShardId;
-use crate::store::recovery::{Damage, JournalPlace};
+use crate::store::recovery::{Damage, JournalPlace, Recovered};
 use crate::store::region::Region;
-use crate::store::{Store, StoreOptions, StoreRef};
+use crate::store::{Requirement, Store, StoreOptions, StoreRef};
+
+/// Least memory of a store.
+const STORE_CACHE_BYTES_MIN: usize = 1 << 20;
 
 /// Opens the metadata stores, one for each shard, with `cache_bytes` of memory together, and the allocator over them.
 pub fn open(volume: &Volume, cache_bytes: usize) -> Result<(Vec<StoreRef>, Arc<Allocator>)> {
@@ -19,21 +22,76 @@ pub fn open(volume: &Volume, cache_bytes: usize) -> Result<(Vec<StoreRef>, Arc<A
         true => Damage::GiveUpRest,
         false => Damage::Refuse,
     };
-    let store = open_redb(volume, cache_bytes)?;
-    let recovered = store.recover(journal_of(volume), damage)?;
-    if let Some(damage) = &recovered.damage {
+    let (stores, recovered) = recover(volume, cache_bytes, damage)?;
+    for damage in recovered.iter().filter_map(|r| r.damage.as_ref()) {
         tracing::warn!("{damage}; the volume shows its state before that");
     }
-    let allocator = Allocator::of_volume(std::slice::from_ref(&store), volume)?;
+    let allocator = Allocator::of_volume(&stores, volume)?;
     if !volume.read_only() {
-        // After the allocator, which can add space to the metadata region.
-        store.finish_recovery(recovered)?;
+        // After the allocator, which can add space to the metadata regions.
+        finish(&stores, recovered)?;
     }
-    let stores = vec![store];
     for (shard, store) in allocator.shards().all().iter().zip(&stores) {
         load_images(store, &allocator, shard)?;
     }
     Ok((stores, allocator))
+}
+
+/// Does something for each store, at the same time. Returns the results in the order of the stores, or the first error.
+fn for_each_store<I: Send, T: Send>(
+    items: impl IntoIterator<Item = I>,
+    act: impl Fn(usize, I) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let act = &act;
+    std::thread::scope(|scope| {
+        let run = |(store, item)| scope.spawn(move || act(store, item));
+        let threads: Vec<_> = items.into_iter().enumerate().map(run).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<T>>| match thread.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        // Joins all, so that a panic of one does not hide in the error of another.
+        let results: Vec<Result<T>> = threads.into_iter().map(join).collect();
+        results.into_iter().collect()
+    })
+}
+
+/// Opens the stores and reads their journals. Puts the batches that count into memory: a batch that requires others, only if these are
+/// there. Writes nothing to the journals.
+fn recover(
+    volume: &Volume,
+    cache_bytes: usize,
+    damage: Damage,
+) -> Result<(Vec<StoreRef>, Vec<Recovered>)> {
+    let count = volume.superblocks().with(|s| s.stores());
+    let cache_bytes = (cache_bytes / count).max(STORE_CACHE_BYTES_MIN);
+    let opened = for_each_store(0..count, |_, store| {
+        let opened = open_redb(volume, cache_bytes, store)?;
+        let recovered = opened.recover(journal_of(volume, store), damage)?;
+        Ok((opened, recovered))
+    })?;
+    let (stores, mut recovered): (Vec<StoreRef>, Vec<Recovered>) = opened.into_iter().unzip();
+    let is_there = |r: &Requirement| {
+        let store = recovered.get(usize::from(r.store));
+        store.is_some_and(|store| store.has(r))
+    };
+    // Before the first is dropped.
+    let counts = |r: &Recovered| r.requires().iter().all(is_there);
+    let counts: Vec<bool> = recovered.iter().map(counts).collect();
+    for ((store, recovered), counts) in stores.iter().zip(&mut recovered).zip(counts) {
+        store.decide(recovered, counts)?;
+    }
+    Ok((stores, recovered))
+}
+
+/// Makes the recovered batches durable in the stores, and then empties the journals.
+fn finish(stores: &[StoreRef], recovered: Vec<Recovered>) -> Result<()> {
+    for_each_store(recovered, |at, recovered| {
+        stores[at].settle_recovery(recovered)
+    })?;
+    // Only now: until then, a crash leaves journals from which each store decides as now which of its batches count.
+    for_each_store(stores, |_, store| store.finish_recovery())?;
+    Ok(())
 }
 
 /// Makes the images of a shard live whose blocks belong to files. The first batch removes the others: their files were removed just
@@ -77,9 +135,12 @@ pub(crate) fn create(
     volume: &Volume,
     cache_bytes: usize,
 ) -> Result<(Vec<StoreRef>, Arc<Allocator>)> {
-    let store = open_redb(volume, cache_bytes)?;
-    store.create_journal(journal_of(volume))?;
-    let stores = vec![store];
+    let count = volume.superblocks().with(|s| s.stores());
+    let stores = for_each_store(0..count, |_, store| {
+        let opened = open_redb(volume, cache_bytes, store)?;
+        opened.create_journal(journal_of(volume, store))?;
+        Ok(opened)
+    })?;
     let allocator = Allocator::of_volume(&stores, volume)?;
     Ok((stores, allocator))
 }
@@ -92,26 +153,25 @@ pub(crate) fn open_stores_only(
     cache_bytes: usize,
     repair: bool,
 ) -> Result<(Vec<StoreRef>, Vec<String>)> {
-    let store = open_redb(volume, cache_bytes)?;
-    let recovered = store.recover(journal_of(volume), Damage::GiveUpRest)?;
-    let damage = recovered.damage.clone().into_iter().collect();
+    let (stores, recovered) = recover(volume, cache_bytes, Damage::GiveUpRest)?;
+    let damage = recovered.iter().filter_map(|r| r.damage.clone()).collect();
     if repair {
-        store.finish_recovery(recovered)?;
+        finish(&stores, recovered)?;
     }
-    Ok((vec![store], damage))
+    Ok((stores, damage))
 }
 
-/// Returns the place of the volume's journal.
-fn journal_of(volume: &Volume) -> JournalPlace {
-    let (first_block, blocks, uuid) = volume.superblocks().with(|s| {
-        (
-            s.head.journal_first_block.get(),
-            s.head.journal_blocks.get(),
-            s.head.volume_uuid,
-        )
+/// Returns the place of a store's journal.
+fn journal_of(volume: &Volume, store: usize) -> JournalPlace {
+    let (device, first_block, blocks) = volume.superblocks().with(|s| {
+        let slice = &s.slices[store];
+        let device = s.first_device_of(slice).unwrap_or(0);
+        let blocks = slice.journal_blocks.get();
+        (device, slice.journal_first_block.get(), blocks)
     });
-    let device = volume.devices()[0].clone();
+    let device = volume.devices()[usize::from(device)].clone();
     JournalPlace {
+        store: store as u16,
         // Recovery flushes the device, which a volume that is open for reading must not do.
         device: match volume.read_only() {
             true => DeviceOverlay::over(device),
@@ -119,10 +179,10 @@ fn journal_of(volume: &Volume) -> JournalPlace {
         },
         area: JournalArea {
             first_block,
-            blocks,
+            blocks: blocks.into(),
         },
         volume: JournalVolume {
-            uuid,
+            uuid: volume.uuid(),
             // No file can have this name, so no listing of a directory shows its hash.
             secret: volume.hash_name(b"\0journal").to_le_bytes(),
         },
@@ -130,21 +190,17 @@ fn journal_of(volume: &Volume) -> JournalPlace {
     }
 }
 
-fn open_redb(volume: &Volume, cache_bytes: usize) -> Result<StoreRef> {
+/// Opens a store without its journal.
+fn open_redb(volume: &Volume, cache_bytes: usize, store: usize) -> Result<StoreRef> {
     let region = if volume.read_only() {
         // redb writes when it is opened, and more so after a crash. The overlay keeps these writes in memory.
-        let views: Vec<_> = volume
-            .devices()
-            .iter()
-            .map(|d| DeviceOverlay::over(d.clone()))
-            .collect();
-        let superblocks = Superblocks::read(views[0].clone()).map_err(|e| match e {
-            ReadError::Io(error) => Error::Io(error),
-            error => Error::Damaged(error.to_string()),
-        })?;
-        Region::new(views, Arc::new(superblocks))
+        let over = |device: &Arc<dyn Device>| DeviceOverlay::over(device.clone());
+        let views: Vec<_> = volume.devices().iter().map(over).collect();
+        let superblocks = volume.superblocks().over(views.clone());
+        Region::new(views, Arc::new(superblocks), store)
     } else {
-        let region = Region::new(volume.devices().to_vec(), volume.superblocks().clone());
+        let superblocks = volume.superblocks().clone();
+        let region = Region::new(volume.devices().to_vec(), superblocks, store);
         if let Err(error) = region.provision_all() {
             tracing::warn!("cannot allocate space for the metadata on the host: {error}");
         }

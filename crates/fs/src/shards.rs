@@ -26,11 +26,9 @@ impl Shards {
     /// Makes the shards of these stores, whose batches are committed every `interval_ms`.
     pub fn new(stores: Vec<StoreRef>, interval_ms: u64) -> Result<Shards> {
         let map = ShardMap::new(stores.len());
-        // Together the batches hold as many changes as the batch of a volume with one shard.
-        let shares = stores.len();
         let shard = |store: StoreRef| {
             Ok(Shard {
-                commits: Commits::new(interval_ms, store.limits_divisor() * shares),
+                commits: Commits::new(interval_ms, store.limits_divisor()),
                 checkpoints: Checkpoints::default(),
                 inodes: InodeCount::load(&store)?,
                 store,

@@ -28,6 +28,7 @@ use redb::{Database, StorageBackend};
 
 pub use self::commit::CheckpointNeed;
 use self::log::Log;
+pub use self::payload::Requirement;
 pub use self::records::{Block, Change, Entry, Extent, Image, InodeRecord};
 use self::region::Region;
 use self::tables::{ReadError, Table};

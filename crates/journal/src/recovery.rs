@@ -2,6 +2,7 @@
 //!
 //! Recovery writes nothing. So a second crash finds the same segments.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 
@@ -33,6 +34,8 @@ pub struct Recovery {
     due: Position,
     /// The position after the last whole batch.
     end: Position,
+    /// The position before it, if there is one.
+    last: Option<Position>,
     batch: Vec<u8>,
     stage: Stage,
 }
@@ -115,6 +118,7 @@ impl Journal {
             header,
             due: checkpoint,
             end: checkpoint,
+            last: None,
             batch: vec![],
             stage: match is_closed {
                 true => Stage::Ended,
@@ -169,6 +173,7 @@ impl Recovery {
                 break;
             }
         }
+        self.last = Some(self.end);
         self.end = self.due;
         Ok(true)
     }
@@ -260,6 +265,26 @@ impl Recovery {
     /// Returns the position after the last returned batch; at first the checkpoint's.
     pub fn end(&self) -> Position {
         self.end
+    }
+
+    /// Returns whether a batch was durable, and was not dropped by an earlier recovery: the batch whose first segment had this
+    /// number, when the journal had this incarnation. The caller has read all batches.
+    pub fn has_batch(&self, incarnation: u64, seq: u64) -> bool {
+        let begin = Position::begin_of(&self.header.header);
+        match incarnation.cmp(&begin.incarnation) {
+            // The incarnation began after the last batch that counted.
+            Ordering::Less => seq < begin.seq,
+            Ordering::Equal => seq < self.end.seq,
+            Ordering::Greater => false,
+        }
+    }
+
+    /// Drops the batch that `next_batch` returned last: `end` is before it, and the next incarnation begins there. For a batch that
+    /// counts only together with a batch of another journal, which is not there.
+    pub fn drop_last(&mut self) {
+        if let Some(last) = self.last.take() {
+            self.end = last;
+        }
     }
 
     /// Returns the bytes of the ring that were read so far. The two headers are not counted.

@@ -40,6 +40,8 @@ pub struct FormatOptions {
     pub preallocate: bool,
     /// Called to report progress where the host can allocate only by writing: bytes that have space, and bytes in total.
     pub progress: Option<fn(u64, u64)>,
+    /// Whether each slice has a metadata store and a journal of its own. `None`: if each slice has at least 64 MiB.
+    pub has_stores: Option<bool>,
     /// Owner of the root directory, which the caller of the format makes: uid and gid.
     pub owner: (u32, u32),
 }
@@ -106,7 +108,7 @@ pub(crate) fn check_plan(
     };
     let nodes: Vec<Option<u32>> = (0..slices).map(node).collect();
     let mut superblock = Superblock::new();
-    layout::plan(&mut superblock, spaces, &nodes)?;
+    layout::plan(&mut superblock, spaces, &nodes, options.has_stores)?;
     Ok(superblock)
 }
 
@@ -194,7 +196,7 @@ pub(crate) fn write(
     let labels: Vec<Vec<u8>> = (0..devices.len())
         .map(|i| label(&superblock, i).encode())
         .collect();
-    let superblocks = Superblocks::create(devices[0].clone(), superblock)?;
+    let superblocks = Superblocks::create(devices.to_vec(), superblock)?;
     let volume = Volume::assemble(devices.to_vec(), superblocks, false);
     make_contents(&volume)?;
     for device in devices {

@@ -137,14 +137,14 @@ impl Volume {
             self.extend(step, allocates.then_some(step.old_bytes))?;
         }
         // Chunks may have been added since `planned` was copied. Only this function changes the other tables.
-        self.superblocks().update(|s| {
+        self.superblocks().update(None, |s| {
             s.devices = planned.devices;
             s.regions = planned.regions;
             s.slices = planned.slices;
         })?;
         self.adopt(self.superblocks().with(slices_of));
         // Both copies get the new size, so that the loss of one does not cost the space. The growth does not depend on it.
-        if let Err(error) = self.superblocks().update(|_| {}) {
+        if let Err(error) = self.superblocks().update(None, |_| {}) {
             tracing::warn!(%error, "the older copy of the superblock keeps the size before the growth");
         }
         let grown = steps.iter().map(|step| GrownDevice {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::superblock::{
-    CHUNK_NO_SLICE, REGIONS_MAX, RegionEntry, SliceEntry, Superblock,
+    CHUNK_BY_FORMAT, HEAD_BLOCKS, REGIONS_MAX, RegionEntry, SliceEntry, Superblock,
 };
 use zerocopy::byteorder::little_endian::{U16, U64};
 
@@ -33,13 +33,14 @@ fn parts_of(superblock: &Superblock, device: u16) -> (Vec<usize>, u64) {
     let region_ends = superblock.regions.iter().filter(on_it).map(end_of);
     let chunks = superblock.chunks.iter();
     let chunk_ends = chunks
-        .filter(|c| c.device.get() == device && c.slice.get() == CHUNK_NO_SLICE)
+        .filter(|c| c.device.get() == device && c.slice_first.get() == CHUNK_BY_FORMAT)
         .map(|c| c.first_block.get() + u64::from(superblock.head.chunk_blocks.get()));
-    let head = match device {
-        0 => superblock.head.journal_first_block.get() + superblock.head.journal_blocks.get(),
-        _ => 1,
-    };
-    let end = region_ends.chain(chunk_ends).fold(head, u64::max);
+    let journals = superblock.slices.iter();
+    let journal_ends = journals
+        .filter(|slice| superblock.first_device_of(slice) == Some(device))
+        .map(|slice| slice.journal_first_block.get() + u64::from(slice.journal_blocks.get()));
+    let ends = region_ends.chain(chunk_ends).chain(journal_ends);
+    let end = ends.fold(HEAD_BLOCKS, u64::max);
     let continues = |slice: &usize| {
         let last = regions_of(&superblock.slices[*slice]).last();
         last.is_some_and(|r| on_it(&r) && end_of(r) == end)
@@ -152,7 +153,7 @@ mod tests {
                 ..DeviceEntry::new_zeroed()
             });
         }
-        plan(&mut superblock, &spaces, &vec![None; slices]).unwrap();
+        plan(&mut superblock, &spaces, &vec![None; slices], None).unwrap();
         superblock
     }
 

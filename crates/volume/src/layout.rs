@@ -1,13 +1,14 @@
-//! Divides the devices of a new volume: head, first metadata chunks, and the slices.
+//! Divides the devices of a new volume: head, journals and first metadata chunks, and the slices.
 //!
 //! A slice is on a device of its own node if there is one. Slices on the same device share it evenly. A device without a slice
-//! is added to a slice, of its node if possible. No I/O.
+//! is added to a slice, of its node if possible. Each slice has its journal and its metadata store on its first device. Small slices
+//! share those of slice 0. No I/O.
 
 use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::superblock::{
-    CHUNK_NO_SLICE, CHUNK_SPARE, CONTAINER_BLOCKS, ChunkEntry, HEAD_BLOCKS, NO_NODE, RegionEntry,
+    CHUNK_BY_FORMAT, CHUNK_SPARE, CONTAINER_BLOCKS, ChunkEntry, HEAD_BLOCKS, NO_NODE, RegionEntry,
     SLICES_MAX, SliceEntry, Superblock,
 };
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
@@ -16,7 +17,7 @@ use crate::error::VolumeError;
 
 /// Smallest size of a slice.
 const SLICE_BLOCKS_MIN: u64 = (4 << 20) / PAGE_BYTES;
-/// Smallest size of the metadata on the first device.
+/// Smallest initial size of a metadata store.
 const METADATA_BLOCKS_MIN: u64 = (4 << 20) / PAGE_BYTES;
 /// Smallest size of the journal.
 const JOURNAL_BLOCKS_MIN: u64 = (1 << 20) / PAGE_BYTES;
@@ -43,24 +44,49 @@ fn chunk_blocks(volume_blocks: u64) -> u64 {
     }
 }
 
-/// Returns the initial size of the metadata region: a 64th of the volume, but 16 to 256 MiB, at most an eighth of the volume, and
+/// The blocks that a slice has before its region, for its journal and its metadata store.
+#[derive(Clone, Copy, Default)]
+struct Own {
+    journal: u64,
+    metadata: u64,
+}
+
+/// Returns the initial size of the metadata of `blocks` blocks: a 64th of them, but 16 to 256 MiB, at most an eighth of them, and
 /// in any case at least 4 MiB.
-fn metadata_blocks(volume_blocks: u64) -> u64 {
+fn metadata_blocks(blocks: u64) -> u64 {
     let mib = (1 << 20) / PAGE_BYTES;
-    (volume_blocks / 64)
+    (blocks / 64)
         .clamp(16 * mib, 256 * mib)
-        .min(volume_blocks / 8)
+        .min(blocks / 8)
         .max(METADATA_BLOCKS_MIN)
 }
 
-/// Returns the size of the journal: a 64th of the volume, but 8 to 64 MiB, at most a 16th of the volume, and in any case at least
-/// 1 MiB.
-fn journal_blocks(volume_blocks: u64) -> u64 {
+/// Returns the size of a journal for the metadata of `blocks` blocks: a 64th of them, but 8 to 64 MiB, at most a 16th of them, and in
+/// any case at least 1 MiB.
+fn journal_blocks(blocks: u64) -> u64 {
     let mib = (1 << 20) / PAGE_BYTES;
-    (volume_blocks / 64)
+    (blocks / 64)
         .clamp(8 * mib, 64 * mib)
-        .min(volume_blocks / 16)
+        .min(blocks / 16)
         .max(JOURNAL_BLOCKS_MIN)
+}
+
+/// Returns what each slice has for its metadata. `room` is how many blocks the slices can spare on the device of each slice. The
+/// metadata are whole chunks.
+fn own_blocks(blocks: &[u64], room: &[u64], chunk_blocks: u64) -> Vec<Own> {
+    let own = |(blocks, room): (&u64, &u64)| {
+        let journal = journal_blocks(*blocks)
+            .min(room.saturating_sub(METADATA_BLOCKS_MIN))
+            .max(JOURNAL_BLOCKS_MIN);
+        let metadata = metadata_blocks(*blocks)
+            .min(room.saturating_sub(journal))
+            .max(METADATA_BLOCKS_MIN)
+            / chunk_blocks
+            * chunk_blocks;
+        let metadata = metadata.max(chunk_blocks);
+        Own { journal, metadata }
+    };
+    blocks.iter().zip(room).map(own).collect()
 }
 
 /// Returns the device of each slice.
@@ -81,18 +107,18 @@ fn choose_devices(devices: &[Space], nodes: &[Option<u32>]) -> Vec<usize> {
     chosen
 }
 
-/// Returns the range of each device that is available to slices, as first block and blocks. `own` is the number of blocks for journal
-/// and metadata on the first device. Fails if a device is too small.
+/// Returns the range of each device that is available to slices, as first block and blocks. Fails if a device is too small.
 fn usable_ranges(
     devices: &[Space],
     device_of: &[usize],
-    own: u64,
+    own: &[Own],
 ) -> Result<Vec<(u64, u64)>, VolumeError> {
-    let slices_on = |device| device_of.iter().filter(|d| **d == device).count();
     let mut usable = Vec::new();
     for (index, device) in devices.iter().enumerate() {
-        let head = if index == 0 { HEAD_BLOCKS + own } else { 1 };
-        let slices = slices_on(index).max(1);
+        let here = |slice: &usize| device_of[*slice] == index;
+        let slices = (0..device_of.len()).filter(here).count().max(1);
+        let own = (0..own.len()).filter(here).map(|slice| own[slice]);
+        let head = HEAD_BLOCKS + own.map(|own| own.journal + own.metadata).sum::<u64>();
         let minimum = head + slices as u64 * SLICE_BLOCKS_MIN;
         if device.blocks < minimum {
             return Err(VolumeError::TooSmall {
@@ -139,11 +165,13 @@ fn regions_of_slices(
     regions
 }
 
-/// Plans slices, regions, chunks and the sizes in the head. `nodes` holds the home node of each slice.
+/// Plans slices, regions, chunks and the sizes in the head. `nodes` holds the home node of each slice. `has_stores` says whether each
+/// slice has a metadata store; without it, each has one if all are large enough.
 pub(crate) fn plan(
     superblock: &mut Superblock,
     devices: &[Space],
     nodes: &[Option<u32>],
+    has_stores: Option<bool>,
 ) -> Result<(), VolumeError> {
     if nodes.is_empty() {
         return Err(VolumeError::NoSlices);
@@ -156,22 +184,28 @@ pub(crate) fn plan(
     }
     let volume_blocks: u64 = devices.iter().map(|d| d.blocks).sum();
     let chunk_blocks = chunk_blocks(volume_blocks);
-    // The slices on the first device must have enough space after the head and the metadata.
     let device_of = choose_devices(devices, nodes);
-    let slices_on = |device| device_of.iter().filter(|d| **d == device).count();
-    let first_wanted = HEAD_BLOCKS + slices_on(0).max(1) as u64 * SLICE_BLOCKS_MIN;
-    let room = devices[0].blocks.saturating_sub(first_wanted);
-    let journal = journal_blocks(volume_blocks)
-        .min(room.saturating_sub(METADATA_BLOCKS_MIN))
-        .max(JOURNAL_BLOCKS_MIN);
-    let metadata = metadata_blocks(volume_blocks)
-        .min(room.saturating_sub(journal))
-        .max(METADATA_BLOCKS_MIN)
-        / chunk_blocks
-        * chunk_blocks;
-    let metadata = metadata.max(chunk_blocks);
-
-    let usable = usable_ranges(devices, &device_of, journal + metadata)?;
+    let slices_on = |device: usize| device_of.iter().filter(|d| **d == device).count() as u64;
+    let share =
+        |device: &usize| devices[*device].blocks.saturating_sub(HEAD_BLOCKS) / slices_on(*device);
+    let shares: Vec<u64> = device_of.iter().map(share).collect();
+    let own = match has_stores.unwrap_or(false) {
+        true => {
+            let room: Vec<u64> = shares
+                .iter()
+                .map(|b| b.saturating_sub(SLICE_BLOCKS_MIN))
+                .collect();
+            own_blocks(&shares, &room, chunk_blocks)
+        }
+        false => {
+            // The slices on the device must have enough space after the head and the metadata.
+            let first = device_of[0];
+            let wanted = HEAD_BLOCKS + slices_on(first) * SLICE_BLOCKS_MIN;
+            let room = devices[first].blocks.saturating_sub(wanted);
+            own_blocks(&[volume_blocks], &[room], chunk_blocks)
+        }
+    };
+    let usable = usable_ranges(devices, &device_of, &own)?;
     let regions = regions_of_slices(devices, nodes, &device_of, &usable);
     let sum = |regions: &[RegionEntry]| regions.iter().map(|r| r.blocks.get()).sum::<u64>();
     let smallest = regions.iter().map(|r| sum(r)).min().unwrap_or(0);
@@ -180,26 +214,31 @@ pub(crate) fn plan(
 
     superblock.head.container_blocks = U32::new(container_blocks as u32);
     superblock.head.chunk_blocks = U32::new(chunk_blocks as u32);
-    superblock.head.journal_first_block = U64::new(HEAD_BLOCKS);
-    superblock.head.journal_blocks = U64::new(journal);
-    for (slice, own) in regions.iter().enumerate() {
+    let mut next = vec![HEAD_BLOCKS; devices.len()];
+    for (slice, own_regions) in regions.iter().enumerate() {
+        let own = own.get(slice).copied().unwrap_or_default();
+        let device = device_of[slice];
         superblock.slices.push(SliceEntry {
-            blocks: U64::new(sum(own)),
+            blocks: U64::new(sum(own_regions)),
             node: U32::new(nodes[slice].unwrap_or(NO_NODE)),
             first_region: U16::new(superblock.regions.len() as u16),
-            regions: U16::new(own.len() as u16),
-            reserved: [0; 16],
+            regions: U16::new(own_regions.len() as u16),
+            journal_first_block: U64::new(if own.journal > 0 { next[device] } else { 0 }),
+            journal_blocks: U32::new(own.journal as u32),
+            store_blocks: U32::new(0),
         });
-        superblock.regions.extend_from_slice(own);
-    }
-    for chunk in 0..metadata / chunk_blocks {
-        superblock.chunks.push(ChunkEntry {
-            first_block: U64::new(HEAD_BLOCKS + journal + chunk * chunk_blocks),
-            position: U32::new(CHUNK_SPARE),
-            device: U16::new(0),
-            slice: U16::new(CHUNK_NO_SLICE),
-            slice_first: U64::new(0),
-        });
+        superblock.regions.extend_from_slice(own_regions);
+        next[device] += own.journal;
+        for _ in 0..own.metadata / chunk_blocks {
+            superblock.chunks.push(ChunkEntry {
+                first_block: U64::new(next[device]),
+                position: U32::new(CHUNK_SPARE),
+                device: U16::new(device as u16),
+                slice: U16::new(slice as u16),
+                slice_first: U64::new(CHUNK_BY_FORMAT),
+            });
+            next[device] += chunk_blocks;
+        }
     }
     Ok(())
 }
@@ -207,6 +246,8 @@ pub(crate) fn plan(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use jericho_format::superblock::DeviceEntry;
+    use zerocopy::FromZeros;
 
     fn devices(of: &[(u64, Option<u32>)]) -> Vec<Space> {
         let space = |(mib, node): &(u64, Option<u32>)| Space {
@@ -219,7 +260,7 @@ mod tests {
 
     fn planned(of: &[(u64, Option<u32>)], nodes: &[Option<u32>]) -> Superblock {
         let mut superblock = Superblock::new();
-        plan(&mut superblock, &devices(of), nodes).unwrap();
+        plan(&mut superblock, &devices(of), nodes, None).unwrap();
         superblock
     }
 
@@ -248,41 +289,60 @@ mod tests {
         assert_eq!(s.regions.len(), 3);
     }
 
+    /// Gives the planned devices the sizes and ids that a reader expects. Returns the superblock as a reader gets it.
+    fn read(mut planned: Superblock, of: &[(u64, Option<u32>)]) -> Superblock {
+        for (index, (mib, _)) in of.iter().enumerate() {
+            planned.devices.push(DeviceEntry {
+                uuid: [index as u8; 16],
+                blocks: U64::new(mib * 256),
+                ..DeviceEntry::new_zeroed()
+            });
+        }
+        // Refuses parts of a device that overlap.
+        Superblock::decode(&planned.encode()).unwrap()
+    }
+
     #[test]
     fn no_two_parts_of_a_device_overlap() {
         for (of, slices) in [(vec![(64, None)], 3), (vec![(512, None), (16, None)], 5)] {
-            let s = planned(&of, &vec![None; slices]);
-            let mut parts: Vec<(u16, u64, u64)> = s
-                .regions
-                .iter()
-                .map(|r| (r.device.get(), r.first_block.get(), r.blocks.get()))
-                .chain(
-                    s.chunks
-                        .iter()
-                        .map(|c| (0, c.first_block.get(), u64::from(s.head.chunk_blocks.get()))),
-                )
-                .chain([(
-                    0,
-                    s.head.journal_first_block.get(),
-                    s.head.journal_blocks.get(),
-                )])
-                .collect();
-            parts.sort_unstable();
-            assert!(parts[0].1 >= HEAD_BLOCKS);
-            for pair in parts.windows(2) {
-                assert!(
-                    pair[0].0 < pair[1].0 || pair[0].1 + pair[0].2 <= pair[1].1,
-                    "{pair:?}"
-                );
+            for has_stores in [Some(false), Some(true), None] {
+                let mut planned = Superblock::new();
+                let nodes = vec![None; slices];
+                match plan(&mut planned, &devices(&of), &nodes, has_stores) {
+                    Ok(()) => drop(read(planned, &of)),
+                    Err(error) => assert_eq!((has_stores, of.len()), (Some(true), 2), "{error}"),
+                }
             }
         }
+    }
+
+    #[test]
+    fn large_slices_have_a_store_each_on_their_own_device() {
+        let of = [(256, None), (300, None)];
+        let mut s = Superblock::new();
+        plan(&mut s, &devices(&of), &[None, None, None], Some(true)).unwrap();
+        let s = read(s, &of);
+        assert_eq!(s.stores(), 3);
+        for (slice, entry) in (0..).zip(&s.slices) {
+            let device = s.first_device_of(entry).unwrap();
+            assert_eq!(u64::from(device), slice % 2);
+            let own = s
+                .chunks
+                .iter()
+                .filter(|c| u64::from(c.slice.get()) == slice);
+            assert!(own.clone().count() > 0);
+            assert!(own.clone().all(|chunk| chunk.device.get() == device));
+        }
+        let of = [(120, None)];
+        let s = read(planned(&of, &[None, None]), &of);
+        assert_eq!(s.stores(), 1, "slices of 60 MiB share a store");
     }
 
     #[test]
     fn the_error_of_a_small_device_names_the_least_size() {
         let mut s = Superblock::new();
         let Err(VolumeError::TooSmall { minimum_bytes, .. }) =
-            plan(&mut s, &devices(&[(8, None)]), &[None, None, None])
+            plan(&mut s, &devices(&[(8, None)]), &[None, None, None], None)
         else {
             panic!("8 MiB cannot hold three slices");
         };
@@ -291,6 +351,6 @@ mod tests {
             blocks: minimum_bytes / 4096,
             node: None,
         }];
-        plan(&mut Superblock::new(), &enough, &[None, None, None]).unwrap();
+        plan(&mut Superblock::new(), &enough, &[None, None, None], None).unwrap();
     }
 }

@@ -29,13 +29,17 @@ impl Volume {
     ) -> Result<Volume, VolumeError> {
         let first = open_path(path, mode)?;
         let superblocks = read_head(&first)?;
-        check_owner(&first, &superblocks, mode)?;
-        let entries = superblocks.with(|s| s.devices.clone());
         let mut devices = vec![first];
-        for (index, entry) in entries.iter().enumerate().skip(1) {
-            devices.push(find::device(path, others, index, entry, mode)?);
+        // A superblock that another device has may be newer, and name more devices.
+        while let Some(entry) = superblocks.with(|s| s.devices.get(devices.len()).cloned()) {
+            let index = devices.len();
+            let device = find::device(path, others, index, &entry, mode)?;
+            superblocks.adopt_newer(&*device);
+            devices.push(device);
         }
+        check_owner(&devices[0], &superblocks, mode)?;
         check_devices(&devices, &superblocks)?;
+        let superblocks = superblocks.over(devices.clone());
         Ok(Volume::assemble(devices, superblocks, mode.read_only))
     }
 
@@ -58,7 +62,11 @@ impl Volume {
     ) -> Result<Volume, VolumeError> {
         let first = devices.first().ok_or(VolumeError::NoDevices)?;
         let superblocks = read_head(first)?;
+        for device in &devices {
+            superblocks.adopt_newer(&**device);
+        }
         check_devices(&devices, &superblocks)?;
+        let superblocks = superblocks.over(devices.clone());
         Ok(Volume::assemble(devices, superblocks, mode.read_only))
     }
 }

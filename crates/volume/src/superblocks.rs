@@ -1,4 +1,4 @@
-//! The superblock on the first device. Reads the newer valid copy, and writes the other one.
+//! The superblock, of which each device has two copies. Reads the newest valid one, and writes the older one of each device.
 
 use std::sync::Arc;
 
@@ -14,8 +14,15 @@ use crate::owner;
 
 /// The superblock of an open volume. Every change is durable before `update` returns.
 pub struct Superblocks {
-    device: Arc<dyn Device>,
-    current: Mutex<Superblock>,
+    /// By index. May be shorter than the device table while the volume is being opened.
+    devices: Vec<Arc<dyn Device>>,
+    state: Mutex<State>,
+}
+
+struct State {
+    current: Superblock,
+    /// The copy of each device that counts there; `None` until the first update. An update writes the other one.
+    counting: Vec<Option<usize>>,
 }
 
 /// The reason why the superblock cannot be read.
@@ -29,7 +36,7 @@ pub enum ReadError {
     Unusable(SuperblockError, SuperblockError),
 }
 
-/// Both copies on the device, for `check`.
+/// Both copies on a device.
 pub type Copies = [Result<Superblock, SuperblockError>; 2];
 
 /// Reads both copies.
@@ -42,53 +49,130 @@ pub fn read_copies(device: &dyn Device) -> Result<Copies, IoError> {
     Ok([read(COPY_FIRST_BLOCK[0])?, read(COPY_FIRST_BLOCK[1])?])
 }
 
+/// Returns the newer of two valid copies, and which one it is.
+fn newest(
+    [first, second]: Copies,
+) -> Result<(usize, Superblock), (SuperblockError, SuperblockError)> {
+    match (first, second) {
+        (Ok(a), Ok(b)) if a.head.sequence.get() >= b.head.sequence.get() => Ok((0, a)),
+        (_, Ok(b)) => Ok((1, b)),
+        (Ok(a), Err(_)) => Ok((0, a)),
+        (Err(a), Err(b)) => Err((a, b)),
+    }
+}
+
+/// Writes the copy of a device that does not count there, and returns which one it is. Reads the copies if `counting` is `None`.
+fn write_other(
+    device: &dyn Device,
+    counting: Option<usize>,
+    bytes: &[u8],
+) -> Result<usize, IoError> {
+    let counting = match counting {
+        Some(copy) => copy,
+        None => newest(read_copies(device)?).map_or(0, |(copy, _)| copy),
+    };
+    let other = 1 - counting;
+    device.write_at(COPY_FIRST_BLOCK[other] * PAGE_BYTES, bytes)?;
+    Ok(other)
+}
+
 impl Superblocks {
-    /// Reads the superblock of the volume whose first device this is.
+    /// Reads the superblock on one device of a volume. Changes are written to this device only, until `over`.
     pub fn read(device: Arc<dyn Device>) -> Result<Superblocks, ReadError> {
-        let current = match read_copies(&*device)? {
-            [Ok(a), Ok(b)] if a.head.sequence.get() >= b.head.sequence.get() => a,
-            [Ok(_), Ok(b)] => b,
-            [Ok(one), Err(_)] | [Err(_), Ok(one)] => one,
-            [Err(a), Err(b)] => return Err(ReadError::Unusable(a, b)),
-        };
-        Ok(Superblocks {
-            device,
-            current: Mutex::new(current),
-        })
+        let copies = read_copies(&*device)?;
+        let (_, current) = newest(copies).map_err(|(a, b)| ReadError::Unusable(a, b))?;
+        Ok(Superblocks::new(vec![device], current))
     }
 
-    /// Writes both copies of a new volume. Not flushed.
-    pub fn create(device: Arc<dyn Device>, superblock: Superblock) -> Result<Superblocks, IoError> {
+    /// Writes both copies of a new volume to all of its devices. Not flushed.
+    pub fn create(
+        devices: Vec<Arc<dyn Device>>,
+        superblock: Superblock,
+    ) -> Result<Superblocks, IoError> {
         let bytes = superblock.encode();
-        for first_block in COPY_FIRST_BLOCK {
-            device.write_at(first_block * PAGE_BYTES, &bytes)?;
+        for device in &devices {
+            for first_block in COPY_FIRST_BLOCK {
+                device.write_at(first_block * PAGE_BYTES, &bytes)?;
+            }
         }
-        Ok(Superblocks {
-            device,
-            current: Mutex::new(superblock),
-        })
+        Ok(Superblocks::new(devices, superblock))
+    }
+
+    fn new(devices: Vec<Arc<dyn Device>>, current: Superblock) -> Superblocks {
+        let counting = vec![None; devices.len()];
+        Superblocks {
+            devices,
+            state: Mutex::new(State { current, counting }),
+        }
+    }
+
+    /// Takes a newer superblock of the same volume from another device. Ignores a device without a usable copy.
+    pub(crate) fn adopt_newer(&self, device: &dyn Device) {
+        let Ok(Ok((_, found))) = read_copies(device).map(newest) else {
+            return;
+        };
+        let current = &mut self.state.lock().current;
+        if found.head.volume_uuid == current.head.volume_uuid
+            && found.head.sequence.get() > current.head.sequence.get()
+        {
+            *current = found;
+        }
+    }
+
+    /// Returns the same superblock over all devices of the volume, by index, or over views of them. Reads and writes nothing.
+    pub fn over(&self, devices: Vec<Arc<dyn Device>>) -> Superblocks {
+        Superblocks::new(devices, self.with(Superblock::clone))
     }
 
     /// Reads fields of the superblock.
     pub fn with<T>(&self, read: impl FnOnce(&Superblock) -> T) -> T {
-        read(&self.current.lock())
+        read(&self.state.lock().current)
     }
 
-    /// Changes the superblock durably. On an error memory keeps the old superblock. The device also still has the old copy, but
-    /// after a crash the new copy may be the valid one.
-    pub fn update(&self, change: impl FnOnce(&mut Superblock)) -> Result<(), IoError> {
-        let mut current = self.current.lock();
-        let mut next = current.clone();
+    /// Changes the superblock durably, on all devices that take it. Fails if the device `needed` does not, or no device does.
+    /// On an error memory keeps the old superblock, but after a crash the new one may be the valid one.
+    ///
+    /// A device that misses a change keeps an older superblock. That is harmless, because the next mount takes the newest one of all
+    /// devices. The changes of a metadata store need the store's device, so a mount that finds the store finds its changes.
+    pub fn update(
+        &self,
+        needed: Option<u16>,
+        change: impl FnOnce(&mut Superblock),
+    ) -> Result<(), IoError> {
+        let mut state = self.state.lock();
+        let mut next = state.current.clone();
         change(&mut next);
-        let sequence = current.head.sequence.get() + 1;
-        next.head.sequence.set(sequence);
-        // Chooses the copy with the older sequence: sequences alternate between the copies, and format writes the first
-        // sequence to both.
-        let first_block = COPY_FIRST_BLOCK[(sequence % 2) as usize];
-        self.device
-            .write_at(first_block * PAGE_BYTES, &next.encode())?;
-        self.device.flush()?;
-        *current = next;
+        next.head.sequence += 1;
+        let bytes = next.encode();
+        let write = |(device, counting): (&Arc<dyn Device>, &Option<usize>)| {
+            write_other(&**device, *counting, &bytes)
+        };
+        let written: Vec<_> = self
+            .devices
+            .iter()
+            .zip(&state.counting)
+            .map(write)
+            .collect();
+        let mut causes = vec![];
+        for (index, (device, written)) in self.devices.iter().zip(written).enumerate() {
+            match written.and_then(|copy| device.flush().map(|()| copy)) {
+                Ok(copy) => state.counting[index] = Some(copy),
+                Err(cause) => causes.push((index, cause)),
+            }
+        }
+        let is_needed = |index: usize| needed.is_some_and(|needed| usize::from(needed) == index);
+        let are_all = causes.len() == self.devices.len();
+        if let Some(at) = causes
+            .iter()
+            .position(|(index, _)| are_all || is_needed(*index))
+        {
+            return Err(causes.swap_remove(at).1);
+        }
+        for (index, cause) in causes {
+            let name = self.devices[index].name();
+            tracing::warn!("the superblock on {name} is out of date: {cause}");
+        }
+        state.current = next;
         Ok(())
     }
 
@@ -102,7 +186,7 @@ impl Superblocks {
         if self.is_dirty() == dirty && self.with(|s| s.head.owner == owner) {
             return Ok(());
         }
-        self.update(|s| {
+        self.update(None, |s| {
             let flags = s.head.flags.get();
             s.head.owner = owner;
             s.head.flags.set(if dirty {

@@ -188,12 +188,12 @@ fn a_volume_with_records_of_another_version_is_refused_with_both_versions() {
     make(&files, &of_size(32)).unwrap();
     let volume = Volume::open(&files[0], WRITE).unwrap();
     for _ in 0..2 {
-        let change = volume.superblocks().update(|s| s.head.records.set(1));
+        let change = volume.superblocks().update(None, |s| s.head.records.set(1));
         change.unwrap();
     }
     drop(volume);
     let shown = format!(
-        "{}: its metadata records have version 1, and this version of jericho reads only version 2; to go on, copy",
+        "{}: its metadata records have version 1, and this version of jericho reads only version 3; to go on, copy",
         files[0].display()
     );
     refusal(Volume::open(&files[0], WRITE), &shown);

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use jericho_format::superblock::{CHUNK_SPARE, ChunkEntry};
+use jericho_format::superblock::{CHUNK_BY_FORMAT, CHUNK_SPARE, ChunkEntry};
 use jericho_volume::Blocks;
 use jericho_volume::Volume;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
@@ -77,7 +77,8 @@ impl Allocator {
         let chunk_blocks = volume.superblocks().with(|s| {
             for chunk in &s.chunks {
                 // Chunks that format made are in no slice; the superblock was validated.
-                if let Some(slice) = slices.get_mut(usize::from(chunk.slice.get())) {
+                if chunk.slice_first.get() != CHUNK_BY_FORMAT {
+                    let slice = &mut slices[usize::from(chunk.slice.get())];
                     slice.chunks.push(chunk.slice_first.get());
                 }
             }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use jericho_format::PAGE_MAX;
+use jericho_format::superblock::CHUNK_BY_FORMAT;
 
 use super::{Pass, Severity};
 use crate::alloc::Blocks;
@@ -32,7 +33,7 @@ impl Pass<'_> {
             let blocks = u64::from(s.head.chunk_blocks.get());
             for chunk in &s.chunks {
                 let slice = chunk.slice.get();
-                if usize::from(slice) < s.slices.len() {
+                if chunk.slice_first.get() != CHUNK_BY_FORMAT {
                     owned.push((slice, chunk.slice_first.get(), blocks, Owner::Metadata));
                 }
             }

@@ -28,8 +28,8 @@ fn crashed(batches: u64) -> Arc<MemoryDevice> {
 /// Returns the bytes of the journal on the device.
 fn journal_bytes(device: &Arc<MemoryDevice>) -> std::ops::Range<usize> {
     opened_for_reading(device).superblocks().with(|s| {
-        let first = s.head.journal_first_block.get() * PAGE_BYTES;
-        let length = s.head.journal_blocks.get() * PAGE_BYTES;
+        let first = s.slices[0].journal_first_block.get() * PAGE_BYTES;
+        let length = u64::from(s.slices[0].journal_blocks.get()) * PAGE_BYTES;
         first as usize..(first + length) as usize
     })
 }
@@ -162,8 +162,10 @@ fn a_batch_that_names_blocks_of_no_slice_is_damage() {
         use_blocks(1, 0, 1),
         use_blocks(0, u64::MAX, 2),
     ] {
-        let replayed = store.replay(&item, &[1000]);
+        let replayed = store.replay_bytes(&item, &[1000]);
         assert!(matches!(replayed, Err(Error::Damaged(_))), "{replayed:?}");
     }
-    store.replay(&use_blocks(0, 0, 1000), &[1000]).unwrap();
+    store
+        .replay_bytes(&use_blocks(0, 0, 1000), &[1000])
+        .unwrap();
 }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use jericho_journal::{AppendClass, AppendError};
-use jericho_volume::Blocks;
 
 use super::batch::{self, Operations};
 use super::log::Log;
@@ -163,23 +162,14 @@ impl Store {
         }
     }
 
-    /// Puts a batch of the journal into memory, when the store is opened. `slices_blocks` holds the capacity of each slice.
-    pub(crate) fn replay(&self, payload: &[u8], slices_blocks: &[u64]) -> Result<()> {
-        let damaged = |what: &str| Error::Damaged(format!("a batch of the journal {what}"));
-        let operations = payload::decode(payload).ok_or_else(|| damaged("makes no sense"))?;
-        let within = |blocks: &Blocks| {
-            let capacity = slices_blocks.get(usize::from(blocks.slice));
-            let end = blocks.first.checked_add(u64::from(blocks.count));
-            capacity.is_some_and(|capacity| end.is_some_and(|end| end <= *capacity))
-        };
-        if !operations.blocks.iter().all(|(blocks, _)| within(blocks)) {
-            return Err(damaged("names blocks that no slice has"));
-        }
-        let rows = self.rows_of(&operations)?;
+    /// Puts a batch of the journal into memory, when the store is opened.
+    pub(super) fn replay(&self, operations: &Operations) -> Result<()> {
+        let rows = self.rows_of(operations)?;
         let mut next = View::clone(&self.view.load());
         rows.into_iter().for_each(|row| next.active.put(row));
         if next.rows() > ROWS_MAX || next.bytes() > BYTES_MAX {
-            return Err(damaged("has more rows than a writer keeps in the journal"));
+            let what = "a batch of the journal has more rows than a writer keeps in the journal";
+            return Err(Error::Damaged(what.into()));
         }
         self.view.store(Arc::new(next));
         Ok(())

@@ -1,9 +1,10 @@
-//! The bytes of a batch in the journal. docs/formats/volume.md describes them.
+//! The bytes of a batch in the journal, and which batches of other stores it requires. docs/formats/volume.md describes them.
 
 use jericho_volume::Blocks;
 
 use super::batch::Operations;
 use super::tables::{Row, Table};
+use crate::error::{Error, Result};
 
 /// Kinds of items of a payload, in their first byte.
 mod item {
@@ -15,9 +16,32 @@ mod item {
     pub const USE: u8 = 3;
     /// Blocks that become free: the same fields.
     pub const FREE: u8 = 4;
+    /// A batch of another store: slice (2), incarnation (8) and number of its first segment (8).
+    pub const REQUIRE: u8 = 5;
 }
 
-/// Returns the payload of a batch. Fails if a key or a value is too long for its length field.
+/// Another store's batch, without which a batch does not count after a crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Requirement {
+    /// Index of the store.
+    pub store: u16,
+    /// Incarnation of the store's journal.
+    pub incarnation: u64,
+    /// Number of the batch's first segment.
+    pub seq: u64,
+}
+
+/// Returns the bytes that a payload has for a requirement.
+#[cfg_attr(not(test), expect(dead_code))]
+pub(super) fn requirement_bytes(requirement: &Requirement) -> Vec<u8> {
+    let mut out = vec![item::REQUIRE];
+    out.extend_from_slice(&requirement.store.to_le_bytes());
+    out.extend_from_slice(&requirement.incarnation.to_le_bytes());
+    out.extend_from_slice(&requirement.seq.to_le_bytes());
+    out
+}
+
+/// Returns the payload of a batch without requirements. Fails if a key or a value is too long for its length field.
 pub(super) fn encode(operations: &Operations) -> Option<Vec<u8>> {
     let mut out = Vec::new();
     for row in &operations.rows {
@@ -43,10 +67,10 @@ pub(super) fn encode(operations: &Operations) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Returns the batch of a payload, or `None` if the bytes are not one.
-pub(super) fn decode(bytes: &[u8]) -> Option<Operations> {
+/// Returns the batch of a payload with its requirements, or `None` if the bytes are not a payload.
+pub(super) fn decode(bytes: &[u8]) -> Option<(Operations, Vec<Requirement>)> {
     let mut rest = Rest(bytes);
-    let (mut rows, mut blocks) = (Vec::new(), Vec::new());
+    let (mut rows, mut blocks, mut requires) = (Vec::new(), Vec::new(), Vec::new());
     while !rest.0.is_empty() {
         match rest.array::<1>()?[0] {
             kind @ (item::PUT | item::REMOVE) => {
@@ -71,10 +95,33 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Operations> {
                 };
                 blocks.push((range, kind == item::USE));
             }
+            item::REQUIRE => requires.push(Requirement {
+                store: u16::from_le_bytes(rest.array()?),
+                incarnation: u64::from_le_bytes(rest.array()?),
+                seq: u64::from_le_bytes(rest.array()?),
+            }),
             _ => return None,
         }
     }
-    Some(Operations::new(rows, blocks))
+    Some((Operations::new(rows, blocks), requires))
+}
+
+/// Does the same as `decode`, and refuses blocks beyond the capacity of their slice. Fails with `Damaged`.
+pub(super) fn decode_within(
+    bytes: &[u8],
+    slices_blocks: &[u64],
+) -> Result<(Operations, Vec<Requirement>)> {
+    let damaged = |what: &str| Error::Damaged(format!("a batch of the journal {what}"));
+    let decoded = decode(bytes).ok_or_else(|| damaged("makes no sense"))?;
+    let within = |blocks: &Blocks| {
+        let capacity = slices_blocks.get(usize::from(blocks.slice));
+        let end = blocks.first.checked_add(u64::from(blocks.count));
+        capacity.is_some_and(|capacity| end.is_some_and(|end| end <= *capacity))
+    };
+    match decoded.0.blocks.iter().all(|(blocks, _)| within(blocks)) {
+        true => Ok(decoded),
+        false => Err(damaged("names blocks that no slice has")),
+    }
 }
 
 /// The bytes of a payload that are not read yet.
@@ -119,9 +166,27 @@ mod tests {
     #[test]
     fn a_batch_comes_back_as_it_was() {
         let batch = sample();
-        let decoded = decode(&encode(&batch).unwrap()).unwrap();
+        let (decoded, requires) = decode(&encode(&batch).unwrap()).unwrap();
         assert_eq!(decoded.rows, batch.rows);
         assert_eq!(decoded.blocks, batch.blocks);
+        assert_eq!(requires, []);
+    }
+
+    #[test]
+    fn requirements_come_back_with_their_batch() {
+        let requirement = |store| Requirement {
+            store,
+            incarnation: 1 << 40,
+            seq: 77,
+        };
+        let all = [requirement(0), requirement(255)];
+        let mut bytes = encode(&sample()).unwrap();
+        all.iter()
+            .for_each(|one| bytes.extend(requirement_bytes(one)));
+        let (decoded, requires) = decode(&bytes).unwrap();
+        assert_eq!(decoded.rows, sample().rows);
+        assert_eq!(requires, all);
+        assert!(decode(&bytes[..bytes.len() - 1]).is_none());
     }
 
     #[test]

@@ -1,7 +1,12 @@
 //! Opening a store with its journal: the batches after redb's checkpoint are applied again.
 //!
-//! The order makes a second crash at any point harmless. `recover` only reads. `finish_recovery` makes the batches durable in redb,
-//! with the position after them, and only then begins a new incarnation of the journal, which hides the old segments.
+//! The order makes a second crash at any point harmless. `recover` only reads. `settle_recovery` makes the batches durable in redb,
+//! with the position after them. Only when all stores of the volume have done so, `finish_recovery` begins a new incarnation of the
+//! journal, which hides the old segments.
+//!
+//! The last batch of a journal may require batches of other stores (`Requirement`). It counts only if these are there, so it is put into
+//! memory when the journals of all stores have been read (`decide`). An earlier batch was followed by another one, which its writer
+//! appended only when all that the earlier one required was durable.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,23 +14,24 @@ use std::time::Instant;
 use jericho_journal::{Journal, JournalArea, JournalVolume, Position, RecoverError, Recovery};
 use jericho_storage::Device;
 
-use super::Store;
+use super::batch::Operations;
 use super::log::Log;
+use super::payload::Requirement;
 use super::tables::{CHECKPOINT, Table};
+use super::{Store, payload};
 use crate::errno::ENOSPC;
 use crate::error::{Error, Result};
 
-/// Where the journal of a volume is, and what its batches may name.
+/// Where the journal of a store is, and what its batches may name.
 pub(crate) struct JournalPlace {
+    /// Index of the store, which the journal names as its slice.
+    pub store: u16,
     pub device: Arc<dyn Device>,
     pub area: JournalArea,
     pub volume: JournalVolume,
     /// Capacity of each slice.
     pub slices_blocks: Vec<u64>,
 }
-
-/// The slice that the journal of a whole volume names in its header.
-const SLICE: u16 = 0;
 
 /// What to do with a journal from which a durable batch is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,14 +47,35 @@ pub(crate) struct Recovered {
     /// `None`: the journal cannot be read at all.
     recovery: Option<Recovery>,
     place: JournalPlace,
+    /// The last batch, if it requires others. It is not in memory.
+    last: Option<Last>,
     /// What is wrong with the journal, if the batches after some point were given up.
     pub damage: Option<String>,
+}
+
+/// A batch that counts only if others are there.
+struct Last {
+    operations: Operations,
+    requires: Vec<Requirement>,
+}
+
+impl Recovered {
+    /// Returns the batches of other stores without which the last batch does not count.
+    pub fn requires(&self) -> &[Requirement] {
+        self.last.as_ref().map_or(&[], |last| &last.requires)
+    }
+
+    /// Returns whether a batch of this store that another one requires is there.
+    pub fn has(&self, required: &Requirement) -> bool {
+        let has = |r: &Recovery| r.has_batch(required.incarnation, required.seq);
+        self.recovery.as_ref().is_some_and(has)
+    }
 }
 
 impl Store {
     /// Makes the journal of a new volume, or one in place of a journal that cannot be read.
     pub(crate) fn create_journal(&self, place: JournalPlace) -> Result<()> {
-        let journal = Journal::create(place.device, place.area, place.volume, SLICE)
+        let journal = Journal::create(place.device, place.area, place.volume, place.store)
             .map_err(|error| Error::Journal(error.to_string().into()))?;
         *self.log.lock() = Log::Journal(Box::new(journal));
         // Records the journal's first position, so that a mount finds where to begin.
@@ -63,7 +90,7 @@ impl Store {
             place.device.clone(),
             place.area,
             place.volume,
-            SLICE,
+            place.store,
             position,
         );
         let mut recovery = match journal {
@@ -76,14 +103,31 @@ impl Store {
                 return Ok(Recovered {
                     recovery: None,
                     place,
+                    last: None,
                     damage: Some(error.to_string()),
                 });
             }
         };
         let mut batches = 0;
+        let mut last: Option<Last> = None;
         let found = loop {
             match recovery.next_batch() {
-                Ok(Some(batch)) => self.replay(batch.payload, &place.slices_blocks)?,
+                Ok(Some(batch)) => {
+                    if let Some(before) = last.take() {
+                        self.replay(&before.operations)?;
+                    }
+                    let (operations, requires) =
+                        payload::decode_within(batch.payload, &place.slices_blocks)?;
+                    match requires.is_empty() {
+                        true => self.replay(&operations)?,
+                        false => {
+                            last = Some(Last {
+                                operations,
+                                requires,
+                            });
+                        }
+                    }
+                }
                 Ok(None) => break None,
                 Err(error @ RecoverError::Damage(_)) if damage == Damage::GiveUpRest => {
                     break Some(error.to_string());
@@ -103,33 +147,75 @@ impl Store {
         Ok(Recovered {
             recovery: Some(recovery),
             place,
+            last,
             damage: found,
         })
     }
 
-    /// Makes the recovered batches durable in redb and empties the journal. Commits use the journal from then on. If the metadata
-    /// region has no room, the batches stay in memory and in the journal until a commit finds room.
-    pub(crate) fn finish_recovery(&self, recovered: Recovered) -> Result<()> {
+    /// Puts a batch of the journal into memory, as `recover` does.
+    #[cfg(test)]
+    pub(crate) fn replay_bytes(&self, payload: &[u8], slices_blocks: &[u64]) -> Result<()> {
+        self.replay(&payload::decode_within(payload, slices_blocks)?.0)
+    }
+
+    /// Puts the last batch into memory if it counts, or drops it. The journals of all stores have been read.
+    pub(crate) fn decide(&self, recovered: &mut Recovered, counts: bool) -> Result<()> {
+        let Some(last) = recovered.last.take() else {
+            return Ok(());
+        };
+        if counts {
+            return self.replay(&last.operations);
+        }
+        tracing::info!(
+            store = recovered.place.store,
+            "dropped an operation that the last mount has not finished in all slices"
+        );
+        if let Some(recovery) = &mut recovered.recovery {
+            recovery.drop_last();
+        }
+        Ok(())
+    }
+
+    /// Makes the recovered batches durable in redb. The journal keeps them until `finish_recovery`. If the metadata region has no room,
+    /// they stay in memory.
+    pub(crate) fn settle_recovery(&self, recovered: Recovered) -> Result<()> {
         let Some(recovery) = recovered.recovery else {
             return self.create_journal(recovered.place);
         };
-        let end = recovery.end();
-        let is_current = end == self.checkpoint_position()?;
-        let mut log = self.log.lock();
-        *log = Log::Recovered {
+        let is_current = recovery.end() == self.checkpoint_position()?;
+        *self.log.lock() = Log::Recovered {
             recovery: Box::new(recovery),
             is_damaged: recovered.damage.is_some(),
+            is_held: true,
         };
         if is_current {
-            return log.free(end);
+            return Ok(());
         }
-        drop(log);
         match self.write_checkpoint() {
             Err(error) if error.errno() == ENOSPC.errno() => {
                 tracing::warn!("the metadata region is full: remove files");
                 Ok(())
             }
             result => result,
+        }
+    }
+
+    /// Empties the journal, if redb has its batches, and begins a new incarnation. Commits use the journal from then on. All stores of
+    /// the volume have settled their batches.
+    pub(crate) fn finish_recovery(&self) -> Result<()> {
+        let position = self.checkpoint_position()?;
+        let mut log = self.log.lock();
+        let Log::Recovered {
+            recovery, is_held, ..
+        } = &mut *log
+        else {
+            return Ok(());
+        };
+        *is_held = false;
+        match recovery.end() == position {
+            true => log.free(position),
+            // The first commit that finds room in the metadata region frees the journal.
+            false => Ok(()),
         }
     }
 

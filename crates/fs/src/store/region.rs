@@ -1,4 +1,4 @@
-//! The metadata region: the bytes that redb works on, spread over chunks of the devices.
+//! The metadata region of a store: the bytes that redb works on, spread over chunks of the devices.
 //!
 //! redb sees one file that it may make longer at any time, by doubling. Only what it writes gets
 //! space: position N of the region (one chunk long) is mapped to a chunk when something is first
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use jericho_format::PAGE_BYTES;
-use jericho_format::superblock::{CHUNK_SPARE, CHUNKS_MAX, ChunkEntry};
+use jericho_format::superblock::{CHUNK_SPARE, CHUNKS_MAX, ChunkEntry, Superblock};
 use jericho_storage::{Device, IoError};
 use jericho_volume::superblocks::Superblocks;
 use parking_lot::{Mutex, RwLock};
@@ -55,10 +55,14 @@ struct State {
     pending: BTreeMap<u64, Box<[u8; BLOCK]>>,
 }
 
-/// The metadata region of an open volume.
+/// The metadata region of a store of an open volume.
 pub struct Region {
     devices: Vec<Arc<dyn Device>>,
     superblocks: Arc<Superblocks>,
+    /// Index of the store: which chunks are its own.
+    store: usize,
+    /// The device of the store's journal. It must have each change of the superblock that concerns the store.
+    first_device: u16,
     chunk_blocks: u64,
     state: RwLock<State>,
     /// Held by a thread that changes bytes, so that no two threads write a block at once.
@@ -85,11 +89,17 @@ impl Region {
         self.has_panicked.load(Ordering::Acquire)
     }
 
-    /// Returns the region that the superblock describes. Superblock and devices are those of the volume.
-    pub fn new(devices: Vec<Arc<dyn Device>>, superblocks: Arc<Superblocks>) -> Arc<Region> {
-        let (state, chunk_blocks) = superblocks.with(|s| {
+    /// Returns the region of a store that the superblock describes. Superblock and devices are those of the volume. `store` is
+    /// the index of the store.
+    pub fn new(
+        devices: Vec<Arc<dyn Device>>,
+        superblocks: Arc<Superblocks>,
+        store: usize,
+    ) -> Arc<Region> {
+        let (state, chunk_blocks, first_device) = superblocks.with(|s| {
+            let slice = &s.slices[store];
             let mut state = State {
-                len_bytes: s.head.store_bytes.get(),
+                len_bytes: u64::from(slice.store_blocks.get()) * PAGE_BYTES,
                 recorded: true,
                 map: HashMap::new(),
                 spares: Vec::new(),
@@ -97,7 +107,8 @@ impl Region {
                 of_transaction: Vec::new(),
                 pending: BTreeMap::new(),
             };
-            for (entry, chunk) in s.chunks.iter().enumerate() {
+            let own = |(_, chunk): &(usize, &ChunkEntry)| s.store_of(chunk) == store;
+            for (entry, chunk) in s.chunks.iter().enumerate().filter(own) {
                 let place = Place {
                     device: chunk.device.get(),
                     first_block: chunk.first_block.get(),
@@ -110,11 +121,14 @@ impl Region {
             }
             // Taken from the end: the first chunk of the table first.
             state.spares.reverse();
-            (state, u64::from(s.head.chunk_blocks.get()))
+            let first_device = s.first_device_of(slice).unwrap_or(0);
+            (state, u64::from(s.head.chunk_blocks.get()), first_device)
         });
         Arc::new(Region {
             devices,
             superblocks,
+            store,
+            first_device,
             chunk_blocks,
             state: RwLock::new(state),
             writing: Mutex::new(()),
@@ -136,7 +150,8 @@ impl Region {
 
     /// Returns the number of chunks of the region, mapped or spare.
     pub fn chunks(&self) -> usize {
-        CHUNKS_MAX - self.free_entries()
+        let state = self.state.read();
+        state.map.len() + state.spares.len()
     }
 
     /// Returns the bytes of the mapped chunks.
@@ -172,9 +187,11 @@ impl Region {
     /// Adds spare chunks, durably. The entries' position is `CHUNK_SPARE`.
     pub fn add_spares(&self, entries: &[ChunkEntry]) -> Result<(), IoError> {
         let _writing = self.writing.lock();
-        let first = self.superblocks.with(|s| s.chunks.len());
-        self.superblocks
-            .update(|s| s.chunks.extend_from_slice(entries))?;
+        let mut first = 0;
+        self.superblocks.update(Some(self.first_device), |s| {
+            first = s.chunks.len();
+            s.chunks.extend_from_slice(entries);
+        })?;
         let mut state = self.state.write();
         for (at, chunk) in entries.iter().enumerate() {
             state.spares.insert(
@@ -201,7 +218,12 @@ impl Region {
 
     /// Calls `provision` for all chunks, because the volume's file may be a sparse copy.
     pub fn provision_all(&self) -> Result<(), IoError> {
-        let chunks = self.superblocks.with(|s| s.chunks.clone());
+        let own = |s: &Superblock| {
+            let chunks = s.chunks.iter();
+            let own = chunks.filter(|chunk| s.store_of(chunk) == self.store);
+            own.cloned().collect::<Vec<_>>()
+        };
+        let chunks = self.superblocks.with(own);
         chunks.iter().try_for_each(|chunk| self.provision(chunk))
     }
 
@@ -352,10 +374,13 @@ impl Region {
                 }
             }
         }
-        self.superblocks.update(|s| {
-            s.head.store_bytes.set(len_bytes);
-            for chunk in &mut s.chunks {
-                chunk.position.set(CHUNK_SPARE);
+        let store_blocks = (len_bytes / PAGE_BYTES) as u32;
+        self.superblocks.update(Some(self.first_device), |s| {
+            s.slices[self.store].store_blocks.set(store_blocks);
+            for at in 0..s.chunks.len() {
+                if s.store_of(&s.chunks[at]) == self.store {
+                    s.chunks[at].position.set(CHUNK_SPARE);
+                }
             }
             for (position, place) in &map {
                 s.chunks[place.entry].position.set(*position);
@@ -437,6 +462,11 @@ impl StorageBackend for Backend {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let region = &*self.0;
         let _called = Called(region);
+        let is_possible = len.is_multiple_of(PAGE_BYTES) && len / PAGE_BYTES <= u32::MAX.into();
+        if !is_possible {
+            let text = format!("the metadata store cannot have {len} bytes");
+            return Err(io::Error::other(text));
+        }
         let _writing = region.writing.lock();
         {
             let mut guard = region.state.write();
