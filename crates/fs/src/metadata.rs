@@ -71,13 +71,20 @@ fn recover(
         Ok((opened, recovered))
     })?;
     let (stores, mut recovered): (Vec<StoreRef>, Vec<Recovered>) = opened.into_iter().unzip();
-    let is_there = |r: &Requirement| {
-        let store = recovered.get(usize::from(r.store));
-        store.is_some_and(|store| store.has(r))
+    let is_there = |required: &Requirement| {
+        let at = usize::from(required.store);
+        match recovered.get(at) {
+            Some(recovered) => stores[at].has(recovered, required),
+            None => Ok(false),
+        }
     };
     // Before the first is dropped.
-    let counts = |r: &Recovered| r.requires().iter().all(is_there);
-    let counts: Vec<bool> = recovered.iter().map(counts).collect();
+    let mut counts = Vec::new();
+    for recovered in &recovered {
+        let missing = recovered.requires().iter().map(is_there);
+        let missing = missing.collect::<Result<Vec<_>>>()?;
+        counts.push(!missing.contains(&false));
+    }
     for ((store, recovered), counts) in stores.iter().zip(&mut recovered).zip(counts) {
         store.decide(recovered, counts)?;
     }

@@ -11,6 +11,7 @@ mod commit;
 mod log;
 mod memtable;
 mod payload;
+mod prepared;
 mod records;
 pub(crate) mod recovery;
 pub mod region;
@@ -29,6 +30,7 @@ use redb::{Database, StorageBackend};
 pub use self::commit::CheckpointNeed;
 use self::log::Log;
 pub use self::payload::Requirement;
+pub use self::prepared::Prepared;
 pub use self::records::{Block, Change, Entry, Extent, Image, InodeRecord};
 use self::region::Region;
 use self::tables::{ReadError, Table};
@@ -79,7 +81,7 @@ pub trait BeforeCommit: Send + Sync {
 pub struct Store {
     /// Taken before `log`.
     writer: Mutex<Writer>,
-    /// Taken by commits.
+    /// Taken by commits, from `prepare` to `publish`.
     log: Mutex<Log>,
     /// Held over a transaction of redb. If the transaction finds no room, redb fails all reads until it is opened again.
     in_transaction: Mutex<()>,

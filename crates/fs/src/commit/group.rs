@@ -12,7 +12,7 @@ use crate::core::Core;
 use crate::errno::ENOSPC;
 use crate::error::{Error, Result};
 use crate::shard::{ShardId, ShardSet};
-use crate::store::Change;
+use crate::store::{Change, Prepared, Requirement};
 use crate::types::Ino;
 
 /// Overlay entries dropped under one hold of a directory's lock.
@@ -90,17 +90,78 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Writes the batches to the stores.
+    /// Writes the batches to the stores. After a crash all of them are there or none.
     fn append(&self) -> Result<()> {
         let store = |id: ShardId| &self.core.shards.get(id).store;
-        let mut batches = self.cuts.iter().filter(|(_, cut)| !cut.changes.is_empty());
-        match (batches.next(), batches.next()) {
-            (None, _) => Ok(()),
-            (Some((id, cut)), None) => store(*id).commit(&cut.changes),
-            // Volumes have one shard until stores can make batches durable together.
-            (Some(_), Some(_)) => Err(Error::Store("linked batches are not supported".into())),
+        let batches = self.cuts.iter().filter(|(_, cut)| !cut.changes.is_empty());
+        let mut batches: Vec<_> = batches.collect();
+        if let [(id, cut)] = batches[..] {
+            return store(*id).commit(&cut.changes);
         }
+        let mut prepared = Vec::with_capacity(batches.len());
+        for (id, cut) in batches.drain(..) {
+            let store = store(*id);
+            prepared.push(Linked::of(*id, store.prepare(&cut.changes)?)?);
+        }
+        append_linked(&mut prepared)?;
+        for linked in prepared {
+            linked.batch.publish();
+        }
+        Ok(())
     }
+}
+
+/// A prepared batch of a group.
+struct Linked<'a> {
+    batch: Prepared<'a>,
+    /// What the other batches require to become durable together with this one. `None`: this one changes nothing.
+    own: Option<Requirement>,
+}
+
+impl<'a> Linked<'a> {
+    fn of(shard: ShardId, batch: Prepared<'a>) -> Result<Linked<'a>> {
+        // A shard has the number of its store.
+        let own = batch.as_requirement(shard.index() as u16)?;
+        Ok(Linked { batch, own })
+    }
+
+    /// Makes the batch durable. It then counts only with all others.
+    fn append(&mut self, all: &[Requirement]) -> Result<()> {
+        let others = all.iter().filter(|one| self.own != Some(**one)).copied();
+        self.batch.append(&others.collect::<Vec<_>>())
+    }
+}
+
+/// Makes batches durable that count only together: those for the journals at the same time, then the one for redb, if there is one.
+/// No other batch is appended to these stores before all are durable or one has failed, so a recovery has to ask only for
+/// the last batch of each journal.
+fn append_linked(batches: &mut [Linked<'_>]) -> Result<()> {
+    let all: Vec<Requirement> = batches.iter().filter_map(|linked| linked.own).collect();
+    let (mut for_redb, mut for_journals): (Vec<_>, Vec<_>) = batches
+        .iter_mut()
+        .partition(|linked| linked.batch.is_for_redb());
+    if for_redb.len() > 1 {
+        // Each of them would count without the other. A checkpoint, or a removal, makes room in one of the regions.
+        return Err(ENOSPC);
+    }
+    let all = &all[..];
+    let results = std::thread::scope(|scope| {
+        let mut journals = for_journals.iter_mut();
+        let first = journals.next();
+        let others: Vec<_> = journals
+            .map(|linked| scope.spawn(move || linked.append(all)))
+            .collect();
+        let first = first.map(|linked| linked.append(all));
+        let others = others.into_iter().map(|thread| match thread.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        first.into_iter().chain(others).collect::<Vec<_>>()
+    });
+    results.into_iter().collect::<Result<()>>()?;
+    for_redb
+        .iter_mut()
+        .try_for_each(|linked| linked.append(all))
 }
 
 /// Makes the data in the slices of these shards durable that was written before the call. An error ends all changes: what the device

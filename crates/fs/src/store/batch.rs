@@ -106,6 +106,16 @@ pub(super) fn prepare(changes: &[Change]) -> Operations {
     Operations::new(rows, blocks)
 }
 
+/// Returns the number of inodes and entries that a batch removes, less the entries that it adds.
+pub(super) fn balance(changes: &[Change]) -> i64 {
+    let of = |change: &Change| match change {
+        Change::DelInode(_) | Change::DelEntry { .. } => 1,
+        Change::PutEntry { .. } => -1,
+        _ => 0,
+    };
+    changes.iter().map(of).sum()
+}
+
 impl Operations {
     pub(super) fn new(mut rows: Vec<Row>, blocks: Vec<(Blocks, bool)>) -> Operations {
         // Stable, so that the last of equal keys is the latest change.
@@ -266,20 +276,11 @@ impl Room {
         }
     }
 
-    /// Counts what a committed batch added and removed.
-    pub(super) fn account(&self, changes: &[Change]) {
-        if !self.full.load(Ordering::Relaxed) {
-            return;
+    /// Counts what a committed batch removed, less what it added.
+    pub(super) fn account(&self, balance: i64) {
+        if self.full.load(Ordering::Relaxed) {
+            self.removed.fetch_add(balance, Ordering::Relaxed);
         }
-        let balance: i64 = changes
-            .iter()
-            .map(|change| match change {
-                Change::DelInode(_) | Change::DelEntry { .. } => 1,
-                Change::PutEntry { .. } => -1,
-                _ => 0,
-            })
-            .sum();
-        self.removed.fetch_add(balance, Ordering::Relaxed);
     }
 
     pub(super) fn check(&self, region: &Region) -> Result<()> {

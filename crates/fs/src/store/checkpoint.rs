@@ -8,13 +8,13 @@ use std::sync::atomic::Ordering;
 
 use jericho_journal::Position;
 
-use super::batch::{self, Operations};
+use super::batch;
 use super::log::Log;
 use super::memtable::Memtable;
 use super::region::Region;
 use super::tables::{CHECKPOINT, Row, Table};
 use super::view::{Snapshot, View};
-use super::{Change, Store, Writer, explain, guarded_over};
+use super::{Store, Writer, explain, guarded_over};
 use crate::errno::ENOSPC;
 use crate::error::{Error, Result};
 
@@ -53,36 +53,19 @@ impl Store {
             }));
             (rows, log.end())
         };
-        let snapshot = Arc::new(self.write(&mut writer, &[], rows, position)?);
+        let snapshot = Arc::new(self.write(&mut writer, rows, position)?);
+        // Locked over both: a batch that finds no rows in memory finds the journal empty.
+        let mut log = self.log.lock();
         self.view.rcu(|view| View {
             active: view.active.clone(),
             frozen: Memtable::default(),
             redb: snapshot.clone(),
         });
-        self.free_journal(&mut self.log.lock(), position)
-    }
-
-    /// Writes all rows in memory and a batch to redb, in one transaction: the batch is durable there and not in the journal.
-    pub(super) fn commit_with_checkpoint(
-        &self,
-        changes: &[Change],
-        operations: Operations,
-    ) -> Result<()> {
-        let mut writer = self.writer.lock();
-        // Held over the transaction: a batch that another thread appended meanwhile would be missing in the view below.
-        let mut log = self.log.lock();
-        self.check()?;
-        let added = self.rows_of(&operations)?;
-        let mut rows = self.view.load().in_memory();
-        added.into_iter().for_each(|row| rows.put(row));
-        let position = log.end();
-        let snapshot = self.write(&mut writer, changes, rows, position)?;
-        self.view.store(Arc::new(View::of(snapshot)));
         self.free_journal(&mut log, position)
     }
 
     /// Frees the journal up to a position that redb has durably.
-    fn free_journal(&self, log: &mut Log, position: Option<Position>) -> Result<()> {
+    pub(super) fn free_journal(&self, log: &mut Log, position: Option<Position>) -> Result<()> {
         match position {
             Some(position) => log.free(position).map_err(|error| self.fail(error)),
             None => Ok(()),
@@ -91,10 +74,9 @@ impl Store {
 
     /// Writes rows to redb in one transaction, which also records up to which position redb has the journal. Returns redb's tables
     /// after it. Fails with `Errno(ENOSPC)`, without effect, if the metadata region cannot grow enough.
-    fn write(
+    pub(super) fn write(
         &self,
         writer: &mut Writer,
-        changes: &[Change],
         mut rows: Memtable,
         position: Option<Position>,
     ) -> Result<Snapshot> {
@@ -105,7 +87,7 @@ impl Store {
         let rows = rows.rows();
         let mut chunks = None;
         loop {
-            self.make_ready(changes, room_bytes)
+            self.make_ready(&[], room_bytes)
                 .map_err(|error| match is_full(&error) {
                     true => error,
                     false => self.fail(error),
@@ -158,6 +140,6 @@ impl Store {
 }
 
 /// Returns whether an error means that there is no room.
-fn is_full(error: &Error) -> bool {
+pub(super) fn is_full(error: &Error) -> bool {
     error.errno() == ENOSPC.errno()
 }

@@ -1,16 +1,14 @@
-//! Commits: a batch goes to the journal, and then its rows into memory.
+//! Commits: a batch goes to the journal, and then its rows into memory (`prepared`). The limits of that memory.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-use jericho_journal::{AppendClass, AppendError};
 
 use super::batch::{self, Operations};
 use super::log::Log;
 use super::region::Region;
 use super::tables::Row;
 use super::view::View;
-use super::{Change, Store, payload};
+use super::{Change, Store};
 use crate::errno::EROFS;
 use crate::error::{Error, Result};
 
@@ -45,13 +43,9 @@ impl Store {
         if changes.is_empty() {
             return Ok(());
         }
-        if !self.writable {
-            return Err(EROFS);
-        }
-        if !self.append(changes)? {
-            self.commit_with_checkpoint(changes, batch::prepare(changes))?;
-        }
-        self.room.account(changes);
+        let mut prepared = self.prepare(changes)?;
+        prepared.append(&[])?;
+        prepared.publish();
         Ok(())
     }
 
@@ -60,54 +54,31 @@ impl Store {
         if !self.writable {
             return Err(EROFS);
         }
-        self.commit_with_checkpoint(&[], Operations::new(rows, Vec::new()))
+        let mut prepared = self.prepare_operations(&Operations::new(rows, Vec::new()), 0)?;
+        prepared.append(&[])?;
+        prepared.publish();
+        Ok(())
     }
 
-    /// Appends a batch to the journal. Returns false, without an effect, if the batch must go to redb with a checkpoint: there is
-    /// no journal, or it has no room, or too many rows are in memory, or the metadata region may have no room for the rows.
-    fn append(&self, changes: &[Change]) -> Result<bool> {
-        let mut log = self.log.lock();
-        self.check()?;
-        let Log::Journal(journal) = &mut *log else {
-            return Ok(false);
-        };
+    /// Returns whether the memory for rows takes a batch. Without rows it takes any batch that is not too large.
+    pub(super) fn memory_takes(&self, view: &View, added: &[Row]) -> bool {
+        let divisor = self.limits_divisor();
+        view.is_in_redb()
+            || view.rows() + added.len() <= ROWS_MAX / divisor
+                && view.bytes() + weight(added) <= BYTES_MAX / divisor as u64
+    }
+
+    /// Returns whether the metadata region may have no room at the next checkpoint for the rows in memory and for these.
+    pub(super) fn is_tight(&self, view: &View, added: &[Row]) -> Result<bool> {
         if self.lacks_room.load(Ordering::Acquire) {
-            return Ok(false);
-        }
-        let operations = batch::prepare(changes);
-        let added = self.rows_of(&operations)?;
-        if added.is_empty() {
             return Ok(true);
         }
-        // Only a holder of `log` adds rows.
-        let view = self.view.load_full();
-        let (rows, bytes) = (view.rows() + added.len(), view.bytes() + weight(&added));
-        let divisor = self.limits_divisor();
-        if rows > ROWS_MAX / divisor || bytes > BYTES_MAX / divisor as u64 {
-            return Ok(false);
-        }
-        // The rows must fit into the region at the next checkpoint, with something to spare.
+        let (rows, bytes) = (view.rows() + added.len(), view.bytes() + weight(added));
         let room_bytes = self.estimate_bytes(rows, bytes);
-        self.make_ready(changes, room_bytes)?;
-        let lacks_room =
+        self.make_ready(&[], room_bytes)?;
+        let is_tight =
             |region: &Arc<Region>| region.spare_bytes() < room_bytes + region.reserve_bytes();
-        if self.region.as_ref().is_some_and(lacks_room) {
-            return Ok(false);
-        }
-        let Some(payload) = payload::encode(&operations) else {
-            return Ok(false);
-        };
-        match journal.append(&payload, AppendClass::Ordinary) {
-            Ok(_) => {}
-            Err(AppendError::Full { .. } | AppendError::TooLong { .. }) => return Ok(false),
-            Err(AppendError::Io(error)) => return Err(self.fail(error.into())),
-        }
-        self.view.rcu(|view| {
-            let mut next = View::clone(view);
-            added.iter().for_each(|row| next.active.put(row.clone()));
-            next
-        });
-        Ok(true)
+        Ok(self.region.as_ref().is_some_and(is_tight))
     }
 
     /// Returns whether a batch may have images of blocks: not while the metadata region lacks room, because then all rows go to redb.
@@ -174,6 +145,11 @@ impl Store {
         self.view.store(Arc::new(next));
         Ok(())
     }
+}
+
+/// Returns whether the memory for rows never takes a batch of these.
+pub(super) fn is_too_large(rows: &[Row]) -> bool {
+    rows.len() > ROWS_MAX || weight(rows) > BYTES_MAX
 }
 
 /// Returns the bytes of rows.

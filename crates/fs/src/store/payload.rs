@@ -16,7 +16,7 @@ mod item {
     pub const USE: u8 = 3;
     /// Blocks that become free: the same fields.
     pub const FREE: u8 = 4;
-    /// A batch of another store: slice (2), incarnation (8) and number of its first segment (8).
+    /// A batch of another store: slice (2), incarnation (8), number (8).
     pub const REQUIRE: u8 = 5;
 }
 
@@ -25,20 +25,26 @@ mod item {
 pub struct Requirement {
     /// Index of the store.
     pub store: u16,
-    /// Incarnation of the store's journal.
+    /// Incarnation of the store's journal, or `IN_REDB`.
     pub incarnation: u64,
-    /// Number of the batch's first segment.
+    /// Number of the batch's first segment, or how many linked batches redb has with it.
     pub seq: u64,
 }
 
-/// Returns the bytes that a payload has for a requirement.
-#[cfg_attr(not(test), expect(dead_code))]
-pub(super) fn requirement_bytes(requirement: &Requirement) -> Vec<u8> {
-    let mut out = vec![item::REQUIRE];
-    out.extend_from_slice(&requirement.store.to_le_bytes());
-    out.extend_from_slice(&requirement.incarnation.to_le_bytes());
-    out.extend_from_slice(&requirement.seq.to_le_bytes());
-    out
+/// Incarnation of a batch that is not in the journal but in a transaction of redb.
+pub(super) const IN_REDB: u64 = 0;
+
+/// Number of bytes of a requirement in a payload.
+pub(super) const REQUIREMENT_BYTES: usize = 1 + 2 + 8 + 8;
+
+/// Adds what the batch requires of other stores to its payload.
+pub(super) fn put_requires(out: &mut Vec<u8>, requires: &[Requirement]) {
+    for requirement in requires {
+        out.push(item::REQUIRE);
+        out.extend_from_slice(&requirement.store.to_le_bytes());
+        out.extend_from_slice(&requirement.incarnation.to_le_bytes());
+        out.extend_from_slice(&requirement.seq.to_le_bytes());
+    }
 }
 
 /// Returns the payload of a batch without requirements. Fails if a key or a value is too long for its length field.
@@ -181,8 +187,9 @@ mod tests {
         };
         let all = [requirement(0), requirement(255)];
         let mut bytes = encode(&sample()).unwrap();
-        all.iter()
-            .for_each(|one| bytes.extend(requirement_bytes(one)));
+        let length = bytes.len();
+        put_requires(&mut bytes, &all);
+        assert_eq!(bytes.len(), length + 2 * REQUIREMENT_BYTES);
         let (decoded, requires) = decode(&bytes).unwrap();
         assert_eq!(decoded.rows, sample().rows);
         assert_eq!(requires, all);

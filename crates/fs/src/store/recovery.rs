@@ -16,7 +16,7 @@ use jericho_storage::Device;
 
 use super::batch::Operations;
 use super::log::Log;
-use super::payload::Requirement;
+use super::payload::{IN_REDB, Requirement};
 use super::tables::{CHECKPOINT, Table};
 use super::{Store, payload};
 use crate::errno::ENOSPC;
@@ -64,12 +64,6 @@ impl Recovered {
     pub fn requires(&self) -> &[Requirement] {
         self.last.as_ref().map_or(&[], |last| &last.requires)
     }
-
-    /// Returns whether a batch of this store that another one requires is there.
-    pub fn has(&self, required: &Requirement) -> bool {
-        let has = |r: &Recovery| r.has_batch(required.incarnation, required.seq);
-        self.recovery.as_ref().is_some_and(has)
-    }
 }
 
 impl Store {
@@ -79,7 +73,7 @@ impl Store {
             .map_err(|error| Error::Journal(error.to_string().into()))?;
         *self.log.lock() = Log::Journal(Box::new(journal));
         // Records the journal's first position, so that a mount finds where to begin.
-        self.commit_rows(Vec::new())
+        self.write_checkpoint()
     }
 
     /// Applies the batches of the journal that redb does not have. Writes nothing.
@@ -150,6 +144,15 @@ impl Store {
             last,
             damage: found,
         })
+    }
+
+    /// Returns whether a batch of this store that another one requires is there. No last batch has been dropped yet.
+    pub(crate) fn has(&self, recovered: &Recovered, required: &Requirement) -> Result<bool> {
+        if required.incarnation == IN_REDB {
+            return Ok(self.linked()? >= required.seq);
+        }
+        let has = |r: &Recovery| r.has_batch(required.incarnation, required.seq);
+        Ok(recovered.recovery.as_ref().is_some_and(has))
     }
 
     /// Puts a batch of the journal into memory, as `recover` does.

@@ -38,6 +38,9 @@ pub const ALL: [Definition; 9] = [
 /// Name of the value that holds the position of the last checkpoint in the journal.
 pub(super) const CHECKPOINT: &str = "checkpoint";
 
+/// Name of the value that counts the linked batches that went to redb without the journal.
+pub(super) const LINKED: &str = "linked";
+
 /// Names a table; the value is its index in `ALL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Table {
