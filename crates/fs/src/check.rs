@@ -261,13 +261,16 @@ fn check_once(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
     let volume = Volume::open_from_devices(views, OpenMode::WRITE)?;
     let mut report = Report::default();
     let mut find = |severity, text| report.findings.push(Finding { severity, text });
+    let newest = volume.superblocks().with(|s| s.head.sequence.get());
     for (device, copies) in devices.iter().zip(&copies) {
+        let mut valid = copies.iter().flatten();
+        let is_behind = !valid.any(|copy| copy.head.sequence.get() == newest);
         for (index, copy) in copies.iter().enumerate() {
             let name = device.name();
             match copy {
                 Ok(_) => {}
-                // A crash may tear the copy that is being written. The other copy counts then, and the next write repairs this one.
-                Err(SuperblockError::Checksum) if volume.is_dirty() => find(
+                // A crash may tear the copy that is being written. Another copy counts then, and the next write repairs this one.
+                Err(SuperblockError::Checksum) if volume.is_dirty() || is_behind => find(
                     Severity::Info,
                     format!(
                         "copy {index} of the superblock on {name} was being written when the volume's last use ended, or is damaged"

@@ -308,14 +308,21 @@ fn postpone(commits: &Commits, held: &[Held], waiters: &mut Vec<Waiter>) {
         .iter()
         .map(|waiter| waiter.inode.as_ref()?.file.lock().clone())
         .collect();
+    // The next batch has them, together with the batches of the other shards.
+    let has_strays = held.iter().any(|held| held.strays != ShardSet::default());
     let mut control = commits.control.lock();
     for (waiter, file) in std::mem::take(waiters).into_iter().zip(&files) {
         let is = |inode: &Arc<Inode>| held.iter().any(|held| Arc::ptr_eq(&held.inode, inode));
         if file.as_ref().is_some_and(|file| file.is_in_truncation()) {
             // Under the lock: when the truncation ends, it finds the waiter there (`released`).
             control.postponed.push(waiter);
-        } else if waiter.inode.as_ref().is_some_and(is) {
-            // The truncation ended after the batch was sealed, or there was none. The next batch has the file.
+        } else if waiter
+            .inode
+            .as_ref()
+            .map_or(waiter.commit && has_strays, is)
+        {
+            // The truncation ended after the batch was sealed, or there was none. The next batch has the file. A caller that names no
+            // file waits for all.
             control.waiters.push(waiter);
         } else {
             waiters.push(waiter);

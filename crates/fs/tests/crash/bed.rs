@@ -16,7 +16,7 @@ use jericho_sim::{DeviceSet, SimDevice};
 use jericho_storage::Device;
 use jericho_volume::{FormatOptions, OpenMode, Volume};
 
-use crate::history::{Found, History, Names, shard_of};
+use crate::history::{Found, History, Names};
 use crate::steps::{Base, Op, Sequence, Step};
 
 const CALLER: Caller = Caller {
@@ -186,11 +186,11 @@ fn has_room(result: jericho_fs::Result<()>) -> bool {
     }
 }
 
-/// Returns the shard of a path's directory. Each directory is in the slice of its index.
-fn shard_of_path(path: &str) -> usize {
+/// Returns the slice of a path's directory. Each directory is in the slice of its index.
+fn slice_of_path(path: &str) -> usize {
     let dir = path.split('/').next();
     let slice = DIRS.iter().position(|other| Some(*other) == dir);
-    shard_of(slice.unwrap() as u16)
+    slice.unwrap()
 }
 
 /// The path of a file when it is created.
@@ -198,21 +198,30 @@ fn path_of(file: usize) -> String {
     format!("{}/{}", DIRS[file], ["a", "b"][file])
 }
 
-/// Formatted volumes in the states in which sequences begin.
-pub struct Templates {
+/// Formatted volumes in the states in which sequences begin: with one metadata store, and with one for each slice.
+pub struct Templates([Volumes; 2]);
+
+impl Templates {
+    pub fn new() -> Templates {
+        Templates([Volumes::new(1), Volumes::new(2)])
+    }
+}
+
+struct Volumes {
     empty: DeviceSet,
     durable: DeviceSet,
     full: DeviceSet,
 }
 
-impl Templates {
-    pub fn new() -> Templates {
+impl Volumes {
+    fn new(stores: usize) -> Volumes {
         let empty = DeviceSet::new([
             SimDevice::new("one", 24 << 20).with_discards(),
             SimDevice::new("two", 16 << 20).with_discards(),
         ]);
         let options = FormatOptions {
             slices: Some(SLICES),
+            has_stores: Some(stores > 1),
             ..FormatOptions::default()
         };
         let paths = ["one", "two"].map(PathBuf::from);
@@ -234,7 +243,7 @@ impl Templates {
         drop(mount);
         let full = durable.crash(0);
         fill(open_to_work(&full).unwrap());
-        Templates {
+        Volumes {
             empty,
             durable,
             full,
@@ -270,10 +279,11 @@ pub struct Recorded {
 
 /// Runs a sequence.
 pub fn run(templates: &Templates, sequence: &Sequence) -> Recorded {
+    let volumes = &templates.0[sequence.stores - 1];
     let template = match sequence.base {
-        Base::Durable => &templates.durable,
-        Base::Full => &templates.full,
-        Base::Fresh => &templates.empty,
+        Base::Durable => &volumes.durable,
+        Base::Full => &volumes.full,
+        Base::Fresh => &volumes.empty,
     };
     // Nothing is volatile, so nothing is lost.
     let set = template.crash(0);
@@ -282,7 +292,8 @@ pub fn run(templates: &Templates, sequence: &Sequence) -> Recorded {
     let mut bed = Bed {
         set: &set,
         mount,
-        history: History::new(Names::new(), Vec::new(), shard_of_path),
+        history: History::new(Names::new(), Vec::new(), sequence.stores, slice_of_path),
+        stores: sequence.stores,
         handles: Vec::new(),
         current: [0, 1],
         writes: SIZES.len(),
@@ -299,6 +310,7 @@ struct Bed<'s> {
     set: &'s DeviceSet,
     mount: Mount,
     history: History,
+    stores: usize,
     /// Open files, in the order of the history.
     handles: Vec<Arc<File>>,
     /// The files that a step can name, as indices in `handles`.
@@ -328,7 +340,7 @@ impl Bed<'_> {
             files.push((ino, pattern(file, 0..size)));
         }
         let names = (0..files.len()).map(|file| (path_of(file), file)).collect();
-        self.history = History::new(names, files, shard_of_path);
+        self.history = History::new(names, files, self.stores, slice_of_path);
     }
 
     fn create(&mut self, slot: usize) {

@@ -10,17 +10,12 @@ use std::ops::Range;
 
 const PAGE: u64 = 4096;
 const SECTOR: usize = 512;
-/// Number of shards of the volume. 1: all slices are in one.
-pub const SHARDS: usize = 1;
+/// Largest number of shards of a volume. In a volume with one shard, the other one never changes.
+pub const SHARDS: usize = 2;
 
-/// Returns the shard of a slice.
-pub fn shard_of(slice: u16) -> usize {
-    if SHARDS == 1 { 0 } else { usize::from(slice) }
-}
-
-/// Returns the shard of an inode: that of the slice in its number.
-fn shard_of_ino(ino: u64) -> usize {
-    shard_of((ino >> 40) as u16)
+/// Returns the slice of an inode, which is in its number.
+fn slice_of_ino(ino: u64) -> usize {
+    (ino >> 40) as usize
 }
 
 /// A state for each shard.
@@ -81,8 +76,10 @@ pub struct History {
     pub states: Vec<State>,
     /// Synced states of shards, each with the number of changes of the devices at the moment.
     synced: Vec<(u64, usize, usize)>,
-    /// Returns the shard of a path's directory.
-    shard_of_path: fn(&str) -> usize,
+    /// Number of the volume's shards: 1, or one for each slice.
+    shards: usize,
+    /// Returns the slice of a path's directory.
+    slice_of_path: fn(&str) -> usize,
 }
 
 /// A file as found after a power cut.
@@ -110,16 +107,18 @@ impl History {
     pub fn new(
         names: Names,
         files: Vec<(u64, Vec<u8>)>,
-        shard_of_path: fn(&str) -> usize,
+        shards: usize,
+        slice_of_path: fn(&str) -> usize,
     ) -> History {
         let mut history = History {
-            shard_of_path,
+            shards,
+            slice_of_path,
             files: Vec::new(),
             synced: Vec::new(),
             states: vec![State {
                 names,
                 begun: 0,
-                changed: [true; SHARDS],
+                changed: [false; SHARDS],
             }],
         };
         for (ino, bytes) in files {
@@ -127,6 +126,14 @@ impl History {
             history.sync_bytes(history.files.len() - 1, 0..u64::MAX, 0);
         }
         history
+    }
+
+    fn shard_of_ino(&self, ino: u64) -> usize {
+        slice_of_ino(ino).min(self.shards - 1)
+    }
+
+    fn shard_of_path(&self, path: &str) -> usize {
+        (self.slice_of_path)(path).min(self.shards - 1)
     }
 
     pub fn names(&self) -> &Names {
@@ -156,13 +163,13 @@ impl History {
         let mut names = self.names().clone();
         change(&mut names);
         let mut changed = [false; SHARDS];
-        changed[shard_of_ino(ino)] = true;
+        changed[self.shard_of_ino(ino)] = true;
         let paths = self.names().keys().chain(names.keys());
         for path in paths.filter(|path| self.names().get(*path) != names.get(*path)) {
-            changed[(self.shard_of_path)(path)] = true;
+            changed[self.shard_of_path(path)] = true;
             // The inode that had the name loses a link.
             if let Some(replaced) = self.names().get(path) {
-                changed[shard_of_ino(self.files[*replaced].ino)] = true;
+                changed[self.shard_of_ino(self.files[*replaced].ino)] = true;
             }
         }
         self.states.push(State {
@@ -209,7 +216,7 @@ impl History {
 
     /// Records that a state is durable in a file's shard when the devices have begun `changes` changes.
     pub fn sync_state(&mut self, file: usize, state: usize, changes: u64) {
-        let shard = shard_of_ino(self.files[file].ino);
+        let shard = self.shard_of_ino(self.files[file].ino);
         self.synced.push((changes, shard, state));
     }
 
@@ -271,7 +278,7 @@ impl History {
         let mut names = Names::new();
         for (shard, state) in states.iter().enumerate() {
             let of_state = self.states[*state].names.iter();
-            let own = of_state.filter(|(path, _)| (self.shard_of_path)(path) == shard);
+            let own = of_state.filter(|(path, _)| self.shard_of_path(path) == shard);
             names.extend(own.map(|(path, file)| (path.clone(), *file)));
         }
         names
@@ -299,7 +306,7 @@ impl History {
                 return Err(format!("{name}: {links} links, found {}", found.links));
             }
             let file = &self.files[*file];
-            file.explain(cut, states[shard_of_ino(file.ino)], &found.bytes)
+            file.explain(cut, states[self.shard_of_ino(file.ino)], &found.bytes)
                 .map_err(|why| format!("{name}: {why}"))?;
         }
         Ok(())

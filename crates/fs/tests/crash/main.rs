@@ -7,7 +7,7 @@
 //!
 //! - `JERICHO_CRASH_CASES=1000000`: number of cases.
 //! - `JERICHO_CRASH_SEED=2`: other sequences, power cuts and losses.
-//! - `JERICHO_CRASH_CASE='fresh,write-4k:a,fsync:a 12:5'`: one case, as a failure prints it. A sequence without a power cut runs
+//! - `JERICHO_CRASH_CASE='fresh-2,write-4k:a,fsync:a 12:5'`: one case, as a failure prints it. A sequence without a power cut runs
 //!   with all of them.
 
 mod bed;
@@ -160,13 +160,19 @@ impl Run {
 }
 
 /// Sequences that are rare in a random choice. Each has found a fault that was made on purpose.
-const RARE: [&str; 6] = [
-    "fresh,write-200k:a,write-back:a,commit:a",
-    "fresh,write-1:a,rename-over:a,fdatasync:b",
-    "fresh,write-4k:a,sync-write:a,write-4k:a",
-    "full,sync-write:a,write-200k:a,punch:a",
-    "durable,truncate-to-nothing:a,move:b,write-200k:a",
-    "durable,truncate-to-part:b,rename-cross:a,write-200k:b",
+const RARE: [&str; 12] = [
+    "fresh-1,write-200k:a,write-back:a,commit:a",
+    "fresh-1,write-1:a,rename-over:a,fdatasync:b",
+    "fresh-1,write-4k:a,sync-write:a,write-4k:a",
+    "full-1,sync-write:a,write-200k:a,punch:a",
+    "durable-1,truncate-to-nothing:a,move:b,write-200k:a",
+    "durable-1,truncate-to-part:b,rename-cross:a,write-200k:b",
+    "fresh-2,write-200k:a,write-back:a,commit:a",
+    "fresh-2,write-1:a,rename-over:a,fdatasync:b",
+    "fresh-2,write-4k:a,sync-write:a,write-4k:a",
+    "full-2,sync-write:a,write-200k:a,punch:a",
+    "durable-2,truncate-to-nothing:a,move:b,write-200k:a",
+    "durable-2,truncate-to-part:b,rename-cross:a,write-200k:b",
 ];
 
 /// Tries all power cuts of a sequence with two seeds each, and uses the volume after each.

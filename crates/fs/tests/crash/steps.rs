@@ -97,6 +97,8 @@ const BASES: [(Base, &str); 3] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sequence {
     pub base: Base,
+    /// Number of metadata stores: 1, or 2 for one in each slice.
+    pub stores: usize,
     pub steps: Vec<Step>,
 }
 
@@ -129,14 +131,19 @@ impl Sequence {
             Step { op, file }
         };
         let steps = (0..length).map(|_| step()).collect();
-        Sequence { base, steps }
+        let stores = 1 + usize::from(random.coin());
+        Sequence {
+            base,
+            stores,
+            steps,
+        }
     }
 }
 
 impl fmt::Display for Sequence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let base = BASES.iter().find(|(other, _)| *other == self.base);
-        f.write_str(base.expect("listed").1)?;
+        write!(f, "{}-{}", base.expect("listed").1, self.stores)?;
         for Step { op, file } in &self.steps {
             let name = OPS.iter().find(|(other, _)| other == op);
             write!(f, ",{}:{}", name.expect("listed").1, ["a", "b"][*file])?;
@@ -151,6 +158,12 @@ impl FromStr for Sequence {
     fn from_str(text: &str) -> Result<Sequence, String> {
         let mut parts = text.split(',');
         let name = parts.next().unwrap_or_default();
+        let (name, stores) = name.split_once('-').ok_or("BASE-STORES")?;
+        let stores = match stores {
+            "1" => 1,
+            "2" => 2,
+            other => return Err(format!("a number of stores: {other}")),
+        };
         let (base, _) = BASES
             .iter()
             .find(|(_, other)| *other == name)
@@ -169,7 +182,11 @@ impl FromStr for Sequence {
             Ok::<Step, String>(Step { op: *op, file })
         };
         let steps = parts.map(step).collect::<Result<_, _>>()?;
-        Ok(Sequence { base: *base, steps })
+        Ok(Sequence {
+            base: *base,
+            stores,
+            steps,
+        })
     }
 }
 
