@@ -18,7 +18,7 @@ use jericho_format::label::LabelState;
 use jericho_format::superblock::SuperblockError;
 use jericho_storage::{Device, OpenOptions, open_device};
 use jericho_volume::labels;
-use jericho_volume::superblocks::{Superblocks, read_copies};
+use jericho_volume::superblocks::{Copies, Superblocks, read_copies};
 use jericho_volume::{DeviceOverlay, OpenMode, Volume, VolumeError};
 
 use self::stores::{Fix, Stores};
@@ -250,6 +250,34 @@ fn check_label(
     Ok(true)
 }
 
+/// Checks a device's copies of the superblock.
+fn check_copies(
+    volume: &Volume,
+    device: &str,
+    copies: &Copies,
+    find: &mut impl FnMut(Severity, String),
+) {
+    let newest = volume.superblocks().with(|s| s.head.sequence.get());
+    let mut valid = copies.iter().flatten();
+    let is_behind = !valid.any(|copy| copy.head.sequence.get() == newest);
+    for (index, copy) in copies.iter().enumerate() {
+        match copy {
+            Ok(_) => {}
+            // A crash may tear the copy that is being written. Another copy counts then, and the next write repairs this one.
+            Err(SuperblockError::Checksum) if volume.is_dirty() || is_behind => find(
+                Severity::Info,
+                format!(
+                    "copy {index} of the superblock on {device} was being written when the volume's last use ended, or is damaged"
+                ),
+            ),
+            Err(error) => find(
+                Severity::Damage,
+                format!("copy {index} of the superblock on {device} is unusable: {error}"),
+            ),
+        }
+    }
+}
+
 /// Runs one check over a view that keeps writes in memory.
 fn check_once(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
     let copies = devices.iter().map(|device| read_copies(&**device));
@@ -261,27 +289,8 @@ fn check_once(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
     let volume = Volume::open_from_devices(views, OpenMode::WRITE)?;
     let mut report = Report::default();
     let mut find = |severity, text| report.findings.push(Finding { severity, text });
-    let newest = volume.superblocks().with(|s| s.head.sequence.get());
     for (device, copies) in devices.iter().zip(&copies) {
-        let mut valid = copies.iter().flatten();
-        let is_behind = !valid.any(|copy| copy.head.sequence.get() == newest);
-        for (index, copy) in copies.iter().enumerate() {
-            let name = device.name();
-            match copy {
-                Ok(_) => {}
-                // A crash may tear the copy that is being written. Another copy counts then, and the next write repairs this one.
-                Err(SuperblockError::Checksum) if volume.is_dirty() || is_behind => find(
-                    Severity::Info,
-                    format!(
-                        "copy {index} of the superblock on {name} was being written when the volume's last use ended, or is damaged"
-                    ),
-                ),
-                Err(error) => find(
-                    Severity::Damage,
-                    format!("copy {index} of the superblock on {name} is unusable: {error}"),
-                ),
-            }
-        }
+        check_copies(&volume, &device.name(), copies, &mut find);
     }
     if volume.is_dirty() {
         find(

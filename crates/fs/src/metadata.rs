@@ -91,14 +91,10 @@ fn recover(
     Ok((stores, recovered))
 }
 
-/// Makes the recovered batches durable in the stores, and then empties the journals.
+/// Makes the recovered batches durable in the stores, and empties the journals.
 fn finish(stores: &[StoreRef], recovered: Vec<Recovered>) -> Result<()> {
-    for_each_store(recovered, |at, recovered| {
-        stores[at].settle_recovery(recovered)
-    })?;
-    // Only now: until then, a crash leaves journals from which each store decides as now which of its batches count.
-    for_each_store(stores, |_, store| store.finish_recovery())?;
-    Ok(())
+    let finish = |at: usize, recovered| stores[at].finish_recovery(recovered);
+    for_each_store(recovered, finish).map(drop)
 }
 
 /// Makes the images of a shard live whose blocks belong to files. The first batch removes the others: their files were removed just

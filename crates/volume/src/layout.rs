@@ -17,6 +17,9 @@ use crate::error::VolumeError;
 
 /// Smallest size of a slice.
 const SLICE_BLOCKS_MIN: u64 = (4 << 20) / PAGE_BYTES;
+/// Smallest size of a slice with a metadata store of its own, if the caller does not choose: the journal and the store take an eighth
+/// of it.
+const STORE_SLICE_BLOCKS_MIN: u64 = (64 << 20) / PAGE_BYTES;
 /// Smallest initial size of a metadata store.
 const METADATA_BLOCKS_MIN: u64 = (4 << 20) / PAGE_BYTES;
 /// Smallest size of the journal.
@@ -189,7 +192,12 @@ pub(crate) fn plan(
     let share =
         |device: &usize| devices[*device].blocks.saturating_sub(HEAD_BLOCKS) / slices_on(*device);
     let shares: Vec<u64> = device_of.iter().map(share).collect();
-    let own = match has_stores.unwrap_or(false) {
+    let are_large = || {
+        shares
+            .iter()
+            .all(|blocks| *blocks >= STORE_SLICE_BLOCKS_MIN)
+    };
+    let own = match has_stores.unwrap_or_else(are_large) {
         true => {
             let room: Vec<u64> = shares
                 .iter()
@@ -319,9 +327,7 @@ mod tests {
     #[test]
     fn large_slices_have_a_store_each_on_their_own_device() {
         let of = [(256, None), (300, None)];
-        let mut s = Superblock::new();
-        plan(&mut s, &devices(&of), &[None, None, None], Some(true)).unwrap();
-        let s = read(s, &of);
+        let s = read(planned(&of, &[None, None, None]), &of);
         assert_eq!(s.stores(), 3);
         for (slice, entry) in (0..).zip(&s.slices) {
             let device = s.first_device_of(entry).unwrap();

@@ -14,8 +14,6 @@ pub(super) enum Log {
     Recovered {
         recovery: Box<Recovery>,
         is_damaged: bool,
-        /// The journal must keep its batches, because other stores may have to decide again which of theirs count.
-        is_held: bool,
     },
     /// Commits append to it.
     Journal(Box<Journal>),
@@ -31,16 +29,13 @@ impl Log {
         }
     }
 
-    /// Frees the journal up to a position that redb has durably. After a recovery, begins a new incarnation, unless the journal is
-    /// held.
+    /// Frees the journal up to a position that redb has durably. After a recovery, begins a new incarnation.
     pub fn free(&mut self, position: Position) -> Result<()> {
         *self = match std::mem::take(self) {
             Log::Without => Log::Without,
-            held @ Log::Recovered { is_held: true, .. } => held,
             Log::Recovered {
                 recovery,
                 is_damaged,
-                is_held: false,
             } => {
                 let journal = match is_damaged {
                     false => recovery.begin_incarnation(position),

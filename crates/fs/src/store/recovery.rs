@@ -1,12 +1,12 @@
 //! Opening a store with its journal: the batches after redb's checkpoint are applied again.
 //!
-//! The order makes a second crash at any point harmless. `recover` only reads. `settle_recovery` makes the batches durable in redb,
-//! with the position after them. Only when all stores of the volume have done so, `finish_recovery` begins a new incarnation of the
-//! journal, which hides the old segments.
+//! The order makes a second crash at any point harmless. `recover` only reads. `finish_recovery` makes the batches durable in redb,
+//! with the position after them, and only then begins a new incarnation of the journal, which hides the old segments.
 //!
 //! The last batch of a journal may require batches of other stores (`Requirement`). It counts only if these are there, so it is put into
 //! memory when the journals of all stores have been read (`decide`). An earlier batch was followed by another one, which its writer
-//! appended only when all that the earlier one required was durable.
+//! appended only when all that the earlier one required was durable. A store that has begun its next incarnation still answers
+//! whether it had a batch (`Recovery::has_batch`), so a second crash, in the middle of the recovery, leads to the same decisions.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -179,46 +179,29 @@ impl Store {
         Ok(())
     }
 
-    /// Makes the recovered batches durable in redb. The journal keeps them until `finish_recovery`. If the metadata region has no room,
-    /// they stay in memory.
-    pub(crate) fn settle_recovery(&self, recovered: Recovered) -> Result<()> {
+    /// Makes the recovered batches durable in redb and empties the journal. Commits use the journal from then on. If the metadata
+    /// region has no room, the batches stay in memory and in the journal until a commit finds room.
+    pub(crate) fn finish_recovery(&self, recovered: Recovered) -> Result<()> {
         let Some(recovery) = recovered.recovery else {
             return self.create_journal(recovered.place);
         };
-        let is_current = recovery.end() == self.checkpoint_position()?;
-        *self.log.lock() = Log::Recovered {
+        let end = recovery.end();
+        let is_current = end == self.checkpoint_position()?;
+        let mut log = self.log.lock();
+        *log = Log::Recovered {
             recovery: Box::new(recovery),
             is_damaged: recovered.damage.is_some(),
-            is_held: true,
         };
         if is_current {
-            return Ok(());
+            return log.free(end);
         }
+        drop(log);
         match self.write_checkpoint() {
             Err(error) if error.errno() == ENOSPC.errno() => {
                 tracing::warn!("the metadata region is full: remove files");
                 Ok(())
             }
             result => result,
-        }
-    }
-
-    /// Empties the journal, if redb has its batches, and begins a new incarnation. Commits use the journal from then on. All stores of
-    /// the volume have settled their batches.
-    pub(crate) fn finish_recovery(&self) -> Result<()> {
-        let position = self.checkpoint_position()?;
-        let mut log = self.log.lock();
-        let Log::Recovered {
-            recovery, is_held, ..
-        } = &mut *log
-        else {
-            return Ok(());
-        };
-        *is_held = false;
-        match recovery.end() == position {
-            true => log.free(position),
-            // The first commit that finds room in the metadata region frees the journal.
-            false => Ok(()),
         }
     }
 
