@@ -155,8 +155,15 @@ impl Superblocks {
             .collect();
         let mut causes = vec![];
         for (index, (device, written)) in self.devices.iter().zip(written).enumerate() {
-            match written.and_then(|copy| device.flush().map(|()| copy)) {
-                Ok(copy) => state.counting[index] = Some(copy),
+            match written {
+                Ok(copy) => match device.flush() {
+                    Ok(()) => state.counting[index] = Some(copy),
+                    Err(cause) => {
+                        // The device may return the copy now and lose it later. So the next update writes the same copy.
+                        state.counting[index] = Some(1 - copy);
+                        causes.push((index, cause));
+                    }
+                },
                 Err(cause) => causes.push((index, cause)),
             }
         }
