@@ -29,6 +29,7 @@ pub fn run(args: &FormatArgs) -> Outcome {
             .collect(),
         force: args.force,
         preallocate: !args.sparse,
+        has_stores: None,
         progress: std::io::stderr()
             .is_terminal()
             .then_some(show_progress as fn(u64, u64)),

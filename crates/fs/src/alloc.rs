@@ -19,7 +19,7 @@ mod loans;
 mod refill;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 pub use jericho_volume::Blocks;
 use jericho_volume::{Appended, SliceRegion, SliceSpace};
@@ -63,6 +63,8 @@ struct Space {
     /// First blocks of the metadata chunks that this slice had when the volume was opened, sorted.
     chunks: Vec<u64>,
     regions: RwLock<Vec<SliceRegion>>,
+    /// No more blocks are allocated here, because the device has failed or is missing.
+    is_closed: AtomicBool,
 }
 
 impl Space {
@@ -102,6 +104,8 @@ pub struct SpaceOptions {
     pub chunks: Vec<u64>,
     /// Regions of the slice, in order. May be empty if the metadata region never grows.
     pub regions: Vec<SliceRegion>,
+    /// A device of the slice is missing, so nothing is allocated there.
+    pub is_absent: bool,
 }
 
 impl From<&SliceSpace> for SpaceOptions {
@@ -110,6 +114,7 @@ impl From<&SliceSpace> for SpaceOptions {
             blocks: slice.blocks,
             chunks: Vec::new(),
             regions: slice.regions().to_vec(),
+            is_absent: false,
         }
     }
 }
@@ -154,6 +159,7 @@ impl Allocator {
                 containers: lengths.map(Container::empty).collect(),
                 chunks: options.chunks,
                 regions: RwLock::new(options.regions),
+                is_closed: AtomicBool::new(options.is_absent),
             }
         };
         let slices: Vec<Space> = slices.into_iter().map(space).collect();
@@ -169,7 +175,8 @@ impl Allocator {
             Ok::<_, Error>(())
         };
         let map = ShardMap::new(stores.len());
-        for (shard, store) in map.all().iter().zip(&stores) {
+        let present = |(_, store): &(ShardId, &StoreRef)| !store.is_absent();
+        for (shard, store) in map.all().iter().zip(&stores).filter(present) {
             for ((slice, container), used) in store.used_counts()? {
                 if map.of_slice(slice) != shard {
                     let what = format!("blocks of slice {slice} are in another slice's store");
@@ -184,7 +191,10 @@ impl Allocator {
             }
         }
         let mut available = 0;
-        for space in &slices {
+        for space in slices
+            .iter()
+            .filter(|space| !space.is_closed.load(Ordering::Relaxed))
+        {
             let containers = space.containers.iter();
             let free = containers
                 .map(|c| u64::from(c.free.load(Ordering::Relaxed)))
@@ -213,6 +223,18 @@ impl Allocator {
     /// Returns the store of a slice.
     fn store_of(&self, slice: SliceId) -> &StoreRef {
         &self.stores[self.shards().of_slice(slice).index()]
+    }
+
+    /// Allocates no more blocks of these slices, because their changes have ended. A thread that has reserved space may then fail with
+    /// ENOSPC when it allocates.
+    pub fn close(&self, slices: impl Iterator<Item = SliceId>) {
+        for space in slices.filter_map(|slice| self.slices.get(usize::from(slice))) {
+            if !space.is_closed.swap(true, Ordering::AcqRel) {
+                let free = space.free.load(Ordering::Acquire);
+                let take = |available: u64| Some(available.saturating_sub(free));
+                let _ = (self.available).fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
+            }
+        }
     }
 
     /// Returns the images of the shard that has these blocks.
@@ -288,6 +310,15 @@ impl Allocator {
         while left > 0 {
             // A pass can miss blocks while other threads free and allocate some. The reservation guarantees that enough blocks
             // are free.
+            if passes > 0
+                && self
+                    .slices
+                    .iter()
+                    .any(|s| s.is_closed.load(Ordering::Acquire))
+            {
+                // The reservation may have counted on the blocks of a slice that was closed since.
+                return Err(Error::Errno(28));
+            }
             if passes == PASSES_MAX {
                 return Err(Error::Damaged("the counts of free blocks are wrong".into()));
             }
@@ -327,7 +358,10 @@ impl Allocator {
             let at = first + done as u64;
             let index = (at / self.container_blocks) as usize;
             let space = self.slices.get(usize::from(slice));
-            if space.is_none_or(|space| index >= space.containers.len()) {
+            let ends = |space: &Space| {
+                index >= space.containers.len() || space.is_closed.load(Ordering::Acquire)
+            };
+            if space.is_none_or(ends) {
                 break;
             }
             let mut bits = self.lock(slice, index)?;
@@ -355,6 +389,9 @@ impl Allocator {
         let Some(space) = self.slices.get(usize::from(slice)) else {
             return Ok(0);
         };
+        if space.is_closed.load(Ordering::Acquire) {
+            return Ok(0);
+        }
         let containers = space.containers.len();
         let start = space.cursor.load(Ordering::Relaxed);
         let mut done = 0;

@@ -239,14 +239,14 @@ impl Commits {
         }
     }
 
-    /// Ends all changes after a failed flush. What the device dropped is not known, so nothing may be built on it.
-    pub fn flush_failed(&self, error: &Error) {
-        if self.failure().is_ok() {
-            tracing::error!(
-                "{error}; no more changes are accepted until the volume is mounted again"
-            );
-            self.fail(error.clone());
+    /// Ends all changes of the shard after an error, unless they have ended. Returns whether they had not.
+    pub fn end_changes(&self, error: &Error) -> bool {
+        if self.failure().is_err() {
+            return false;
         }
+        tracing::error!("{error}; no more changes are accepted until the volume is mounted again");
+        self.fail(error.clone());
+        true
     }
 
     /// Ends all changes.

@@ -24,7 +24,7 @@ use crate::inode::{File, FileHost, Inode, Meta};
 use crate::numbers::Numbers;
 use crate::objects::Objects;
 use crate::shard::{ShardId, ShardSet};
-use crate::shards::Shards;
+use crate::shards::{Shard, Shards};
 use crate::store::{Change, InodeRecord, Store};
 use crate::table::Table;
 use crate::types::{Done, FsOptions};
@@ -104,6 +104,12 @@ impl Core {
     pub fn may_change_inode(&self, ino: Ino) -> Result<()> {
         self.may_change_at_all()?;
         self.commits_of(ino).failure()
+    }
+
+    /// Fails if the changes of a slice have ended.
+    pub fn slice_failure(&self, slice: SliceId) -> Result<()> {
+        let shard = self.shards.map().of_slice(slice);
+        self.shards.get(shard).commits.failure()
     }
 
     /// Returns the batches of an inode's shard.
@@ -234,6 +240,31 @@ impl Core {
         devices
     }
 
+    /// Ends the changes of these shards after an error. A failed flush also ends those of all shards whose slices have space on its device:
+    /// what the device dropped is not known, and it fails all later flushes.
+    pub fn end_changes(&self, mut set: ShardSet, error: &Error) {
+        if let Error::Io(failed) = error
+            && failed.operation == "flush"
+        {
+            let is_failed = |device: &u16| {
+                let device = self.volume.devices().get(usize::from(*device));
+                device.is_some_and(|device| device.name() == failed.device)
+            };
+            let on_it = |shard: &ShardId| {
+                let devices = self.devices_of(ShardSet::one(*shard));
+                devices.iter().any(is_failed)
+            };
+            set.extend(self.shards.map().all().iter().filter(on_it).collect());
+        }
+        for (shard, commits) in set.iter().map(|id| (id, &self.shards.get(id).commits)) {
+            // With one shard, nothing is committed any more, and the data may still go where it has space.
+            if commits.end_changes(error) && self.shards.map().count() > 1 {
+                self.allocator
+                    .close(self.shards.slices_of(shard, self.slice_count()));
+            }
+        }
+    }
+
     /// Returns the shards that a sync of a file needs: the one of its inode, and those in which it has data.
     pub fn shards_of(&self, file: &File) -> ShardSet {
         let mut set = ShardSet::one(self.shards.map().of_ino(file.ino()));
@@ -361,9 +392,11 @@ impl Core {
     }
 
     /// Waits until all changes made so far are durable. The committers commit, because the caller may hold locks that the
-    /// callbacks of others need. Tries every shard even if one fails.
+    /// callbacks of others need. Tries every shard even if one fails. A shard whose device is missing has no changes.
     pub fn commit_now(&self) -> Result<()> {
-        self.commit_shards(&mut self.shards.iter().map(|shard| &shard.commits))
+        let present = |shard: &&Shard| !shard.store.is_absent();
+        let shards = self.shards.iter().filter(present);
+        self.commit_shards(&mut shards.map(|shard| &shard.commits))
     }
 
     /// Waits until all changes of a shard made so far are durable, as `commit_now` does.

@@ -134,7 +134,9 @@ impl Fs {
         if self.core.options.read_only {
             return Ok(());
         }
-        let stores = self.core.shards.iter().map(|shard| shard.store.orphans());
+        let stores = self.core.shards.iter().map(|shard| &shard.store);
+        let present = stores.filter(|store| store.check().is_ok());
+        let stores = present.map(|store| store.orphans());
         let orphans = stores.collect::<Result<Vec<_>>>()?.concat();
         if orphans.is_empty() {
             return Ok(());
@@ -204,18 +206,18 @@ impl Fs {
         }
         self.core.alive()?;
         let files = self.core.table.files_to_sync();
-        // Tries every file even if one fails, so that as much as possible is written.
-        let written: Vec<Result<()>> = self
-            .core
-            .slices
-            .iter()
+        // Tries every slice even if one fails, so that as much as possible is written.
+        let slices = self.core.slices.iter();
+        let written: Vec<Result<()>> = slices
             .map(|slice| wait(|done| slice.sync_all(done)))
             .collect();
-        written.into_iter().collect::<Result<()>>()?;
         for (file, reach) in files {
-            file.note_synced(&reach, u64::MAX);
+            if matches!(written.get(usize::from(file.home())), None | Some(Ok(()))) {
+                file.note_synced(&reach, u64::MAX);
+            }
         }
-        self.core.commit_now()
+        let committed = self.core.commit_now();
+        written.into_iter().collect::<Result<()>>().and(committed)
     }
 
     /// Fails if the write-back of any file has failed since the last call. Called after `sync_all`, which may have written the
@@ -226,7 +228,7 @@ impl Fs {
 
     /// Commits all operations that have ended. Does not write back the data of files.
     pub fn commit(&self) -> Result<()> {
-        self.core.may_change()?;
+        self.core.may_change_at_all()?;
         self.core.commit_now()
     }
 

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::shard::ShardId;
 use crate::store::recovery::{Damage, JournalPlace, Recovered};
 use crate::store::region::Region;
-use crate::store::{Requirement, Store, StoreOptions, StoreRef};
+use crate::store::{Store, StoreOptions, StoreRef};
 
 /// Least memory of a store.
 const STORE_CACHE_BYTES_MIN: usize = 1 << 20;
@@ -23,7 +23,7 @@ pub fn open(volume: &Volume, cache_bytes: usize) -> Result<(Vec<StoreRef>, Arc<A
         false => Damage::Refuse,
     };
     let (stores, recovered) = recover(volume, cache_bytes, damage)?;
-    for damage in recovered.iter().filter_map(|r| r.damage.as_ref()) {
+    for damage in recovered.iter().flatten().filter_map(|r| r.damage.as_ref()) {
         tracing::warn!("{damage}; the volume shows its state before that");
     }
     let allocator = Allocator::of_volume(&stores, volume)?;
@@ -32,7 +32,9 @@ pub fn open(volume: &Volume, cache_bytes: usize) -> Result<(Vec<StoreRef>, Arc<A
         finish(&stores, recovered)?;
     }
     for (shard, store) in allocator.shards().all().iter().zip(&stores) {
-        load_images(store, &allocator, shard)?;
+        if !store.is_absent() {
+            load_images(store, &allocator, shard)?;
+        }
     }
     Ok((stores, allocator))
 }
@@ -57,43 +59,80 @@ fn for_each_store<I: Send, T: Send>(
 }
 
 /// Opens the stores and reads their journals. Puts the batches that count into memory: a batch that requires others, only if these are
-/// there. Writes nothing to the journals.
+/// there. Writes nothing to the journals. Nothing is recovered of a store whose device is missing.
+///
+/// A store whose last batch requires one of a missing store shows the batch and takes no changes, because nobody knows whether the other
+/// store has its part.
 fn recover(
     volume: &Volume,
     cache_bytes: usize,
     damage: Damage,
-) -> Result<(Vec<StoreRef>, Vec<Recovered>)> {
+) -> Result<(Vec<StoreRef>, Vec<Option<Recovered>>)> {
     let count = volume.superblocks().with(|s| s.stores());
     let cache_bytes = (cache_bytes / count).max(STORE_CACHE_BYTES_MIN);
     let opened = for_each_store(0..count, |_, store| {
+        let missing = (volume.slices().get(store)).and_then(|slice| volume.missing_of(slice));
+        if let Some(error) = missing.and_then(|device| device.flush().err()) {
+            let container_blocks = volume.superblocks().with(|s| s.head.container_blocks.get());
+            let absent = Store::absent(error.into(), container_blocks)?;
+            return Ok((Arc::new(absent), None));
+        }
         let opened = open_redb(volume, cache_bytes, store)?;
         let recovered = opened.recover(journal_of(volume, store), damage)?;
-        Ok((opened, recovered))
+        Ok((opened, Some(recovered)))
     })?;
-    let (stores, mut recovered): (Vec<StoreRef>, Vec<Recovered>) = opened.into_iter().unzip();
-    let is_there = |required: &Requirement| {
-        let at = usize::from(required.store);
-        match recovered.get(at) {
-            Some(recovered) => stores[at].has(recovered, required),
-            None => Ok(false),
-        }
-    };
+    let (stores, mut recovered): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
     // Before the first is dropped.
-    let mut counts = Vec::new();
-    for recovered in &recovered {
-        let missing = recovered.requires().iter().map(is_there);
-        let missing = missing.collect::<Result<Vec<_>>>()?;
-        counts.push(!missing.contains(&false));
+    let mut verdicts = Vec::new();
+    for recovered_of in recovered.iter().flatten() {
+        verdicts.push(judge(&stores, &recovered, recovered_of)?);
     }
-    for ((store, recovered), counts) in stores.iter().zip(&mut recovered).zip(counts) {
-        store.decide(recovered, counts)?;
+    let present = stores.iter().zip(recovered.iter_mut());
+    let present = present.filter_map(|(store, recovered)| Some((store, recovered.as_mut()?)));
+    for ((store, recovered), verdict) in present.zip(verdicts) {
+        store.decide(recovered, !matches!(verdict, Verdict::Drop))?;
+        if let Verdict::Unknown(error) = verdict {
+            tracing::error!(
+                "{error}: a slice that depends on it takes no changes until it is back"
+            );
+            store.fail(error);
+        }
     }
     Ok((stores, recovered))
 }
 
-/// Makes the recovered batches durable in the stores, and empties the journals.
-fn finish(stores: &[StoreRef], recovered: Vec<Recovered>) -> Result<()> {
-    let finish = |at: usize, recovered| stores[at].finish_recovery(recovered);
+/// What becomes of the last batch of a journal.
+enum Verdict {
+    Keep,
+    Drop,
+    /// It requires a batch of a store that cannot be read.
+    Unknown(Error),
+}
+
+/// Decides about the last batch of a journal: it counts if all batches are there that it requires.
+fn judge(stores: &[StoreRef], all: &[Option<Recovered>], recovered: &Recovered) -> Result<Verdict> {
+    let mut verdict = Verdict::Keep;
+    for required in recovered.requires() {
+        let at = usize::from(required.store);
+        match all.get(at) {
+            Some(Some(other)) if stores[at].has(other, required)? => {}
+            Some(None) => {
+                if let Err(error) = stores[at].check() {
+                    verdict = Verdict::Unknown(error);
+                }
+            }
+            _ => return Ok(Verdict::Drop),
+        }
+    }
+    Ok(verdict)
+}
+
+/// Makes the recovered batches durable in the stores, and empties the journals. Leaves a store alone that takes no changes.
+fn finish(stores: &[StoreRef], recovered: Vec<Option<Recovered>>) -> Result<()> {
+    let finish = |at: usize, recovered: Option<Recovered>| match recovered {
+        Some(recovered) if stores[at].check().is_ok() => stores[at].finish_recovery(recovered),
+        _ => Ok(()),
+    };
     for_each_store(recovered, finish).map(drop)
 }
 
@@ -157,7 +196,8 @@ pub(crate) fn open_stores_only(
     repair: bool,
 ) -> Result<(Vec<StoreRef>, Vec<String>)> {
     let (stores, recovered) = recover(volume, cache_bytes, Damage::GiveUpRest)?;
-    let damage = recovered.iter().filter_map(|r| r.damage.clone()).collect();
+    let damage = recovered.iter().flatten();
+    let damage = damage.filter_map(|r| r.damage.clone()).collect();
     if repair {
         finish(&stores, recovered)?;
     }

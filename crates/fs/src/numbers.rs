@@ -37,6 +37,13 @@ impl Numbers {
     pub fn load<'a>(slices: SliceId, store_of: impl Fn(SliceId) -> &'a Store) -> Result<Numbers> {
         let counter = |slice| {
             let store = store_of(slice);
+            if store.is_absent() {
+                // Gives no numbers: nothing can be created there.
+                return Ok(Counter {
+                    start: END,
+                    next: AtomicU64::new(END),
+                });
+            }
             let start = store.value(&ino_mark_name(slice))?.unwrap_or(FIRST);
             if !(FIRST..=END).contains(&start) {
                 let error = Error::Damaged(format!(
@@ -91,7 +98,10 @@ pub struct InodeCount {
 impl InodeCount {
     /// Reads the number from the store.
     pub fn load(store: &Store) -> Result<InodeCount> {
-        let count = store.value(INODES_NAME)?.unwrap_or(0);
+        let count = match store.is_absent() {
+            true => 0,
+            false => store.value(INODES_NAME)?.unwrap_or(0),
+        };
         Ok(InodeCount {
             now: AtomicU64::new(count),
             sealed: AtomicU64::new(count),

@@ -2,11 +2,11 @@
 
 use crate::commit::Commits;
 use crate::commit::checkpoints::Checkpoints;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::numbers::InodeCount;
 use crate::shard::{ShardId, ShardMap, ShardSet};
 use crate::store::StoreRef;
-use crate::types::Ino;
+use crate::types::{Ino, SliceId};
 
 /// A shard of an open volume.
 pub struct Shard {
@@ -27,8 +27,12 @@ impl Shards {
     pub fn new(stores: Vec<StoreRef>, interval_ms: u64) -> Result<Shards> {
         let map = ShardMap::new(stores.len());
         let shard = |store: StoreRef| {
+            let commits = Commits::new(interval_ms, store.limits_divisor());
+            if let Err(error) = store.check() {
+                commits.fail(error);
+            }
             Ok(Shard {
-                commits: Commits::new(interval_ms, store.limits_divisor()),
+                commits,
                 checkpoints: Checkpoints::default(),
                 inodes: InodeCount::load(&store)?,
                 store,
@@ -75,11 +79,10 @@ impl Shards {
         }
     }
 
-    /// Ends the changes of all shards after a failed flush of data. Any of them may have rows that describe the data.
-    pub fn flush_failed(&self, error: &Error) {
-        for shard in self.iter() {
-            shard.commits.flush_failed(error);
-        }
+    /// Returns the slices of a shard, of `count` slices of the volume.
+    pub fn slices_of(&self, shard: ShardId, count: SliceId) -> impl Iterator<Item = SliceId> {
+        let map = self.map;
+        (0..count).filter(move |slice| map.of_slice(*slice) == shard)
     }
 
     /// Returns whether each batch takes more changes.

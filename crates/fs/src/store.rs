@@ -91,6 +91,8 @@ pub struct Store {
     view: ArcSwap<View>,
     /// The error that ended all changes.
     failed: Mutex<Option<Error>>,
+    /// Why the store cannot be read: its device is missing.
+    absent: Option<Error>,
     /// The first damage that a reader has found.
     damage: OnceLock<Error>,
     /// `None`: the store is in memory.
@@ -109,6 +111,20 @@ impl Store {
             ..StoreOptions::default()
         };
         Store::over(redb::backends::InMemoryBackend::new(), None, options, true)
+    }
+
+    /// Returns a store that fails all reads and batches with this error, because its device is missing.
+    pub fn absent(error: Error, container_blocks: u32) -> Result<Store> {
+        let mut store = Store::in_memory(container_blocks)?;
+        store.writable = false;
+        store.failed = Mutex::new(Some(error.clone()));
+        store.absent = Some(error);
+        Ok(store)
+    }
+
+    /// Returns whether the device of the store is missing.
+    pub fn is_absent(&self) -> bool {
+        self.absent.is_some()
     }
 
     /// Opens the store of a volume, repairing it when the last writer died. With `writable` false
@@ -148,6 +164,7 @@ impl Store {
             lacks_room: AtomicBool::new(false),
             view: ArcSwap::from_pointee(View::of(snapshot)),
             failed: Mutex::new(None),
+            absent: None,
             damage: OnceLock::new(),
             region,
             before_commit: Mutex::new(None),
@@ -173,12 +190,12 @@ impl Store {
     }
 
     /// Fails after an error that ended all changes.
-    fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         self.failed.lock().clone().map_or(Ok(()), Err)
     }
 
     /// Ends all changes. Returns the first error that did.
-    fn fail(&self, error: Error) -> Error {
+    pub(crate) fn fail(&self, error: Error) -> Error {
         tracing::error!("metadata store: {error}; no more changes are accepted");
         self.failed.lock().get_or_insert(error).clone()
     }
@@ -289,6 +306,9 @@ impl Store {
 
     /// Runs a read. One that fails is tried again if redb was opened again meanwhile, after a transaction that found no room.
     fn read<T>(&self, read: impl Fn(&View) -> std::result::Result<T, ReadError>) -> Result<T> {
+        if let Some(error) = &self.absent {
+            return Err(error.clone());
+        }
         loop {
             let view = self.view.load_full();
             let found = guarded(|| Ok(read(&view))).inspect_err(|error| self.note_damage(error))?;

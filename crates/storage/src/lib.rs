@@ -14,11 +14,13 @@
 //! [`Claim`] holds a device against all other processes. [`open_device`] opens a device by path. `file` and `block` are the two
 //! kinds of devices; they share the steps in `opening` and the blocking calls in `handle`. `flush` shares one sync between
 //! threads, and [`FlushEpochs`] tells which writes a flush has covered. `durable` tells which part of a durable write failed.
+//! `absent` stands for a device that was not found.
 //! [`open_queue`] chooses between `ring_queue` (io_uring) and `pool_queue` (threads that make blocking calls). `bounce` copies
 //! memory that must not change during its write.
 
 #![forbid(unsafe_code)]
 
+mod absent;
 mod aligned;
 mod block;
 mod bounce;
@@ -42,6 +44,7 @@ use std::time::Duration;
 
 use jericho_sys::errno;
 
+pub use absent::absent_device;
 pub use aligned::AlignedBuffer;
 pub use claim::{Access, Claim, ClaimError};
 pub use epochs::{FlushEpoch, FlushEpochs};
@@ -219,6 +222,10 @@ pub trait Device: Send + Sync {
             at += part.len() as u64;
         }
         self.flush()
+    }
+    /// Returns whether the device is missing: all operations fail with ENODEV.
+    fn is_absent(&self) -> bool {
+        false
     }
     /// Returns whether the device refuses writes (EROFS).
     fn is_read_only(&self) -> bool {

@@ -16,8 +16,8 @@ pub mod errno {
     //! Error numbers that callers compare with.
     pub use libc::{
         EACCES, EAGAIN, EBADF, EBUSY, ECANCELED, ECONNABORTED, EEXIST, EFAULT, EFBIG, EINTR,
-        EINVAL, EIO, ENODATA, ENOENT, ENOMEM, ENOSPC, ENOSYS, ENOTCONN, ENOTTY, EOPNOTSUPP, EPERM,
-        EROFS,
+        EINVAL, EIO, ENODATA, ENODEV, ENOENT, ENOMEM, ENOSPC, ENOSYS, ENOTCONN, ENOTTY, EOPNOTSUPP,
+        EPERM, EROFS,
     };
 }
 pub mod limits;

@@ -180,6 +180,9 @@ impl Volume {
         let mut steps = vec![];
         for index in named {
             let device = &self.devices()[index];
+            if device.is_absent() {
+                continue;
+            }
             let old_bytes = planned.devices[index].blocks.get() * PAGE_BYTES;
             let new_bytes = match request.size_bytes {
                 Some(bytes) => bytes - bytes % PAGE_BYTES,

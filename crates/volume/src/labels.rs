@@ -87,6 +87,9 @@ pub(crate) fn check_devices(
                 path: path_of(entry),
             });
         };
+        if device.is_absent() {
+            continue;
+        }
         let wrong = |is: &str| VolumeError::WrongDevice {
             device: device.name(),
             index,

@@ -33,7 +33,8 @@ impl Volume {
 impl VolumeLock {
     /// Locks the other devices of the volume too. The first one is already locked.
     pub fn cover(&mut self, volume: &Volume) -> Result<(), VolumeError> {
-        for device in &volume.devices()[1..] {
+        let others = volume.devices()[1..].iter();
+        for device in others.filter(|device| !device.is_absent()) {
             self.claim(Path::new(&*device.name()))?;
         }
         // Another process may have formatted one of them before it was locked.

@@ -3,14 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use jericho_format::PAGE_BYTES;
 use jericho_format::label::VERSION;
 use jericho_format::superblock::SuperblockError;
-use jericho_storage::Device;
+use jericho_storage::{Device, absent_device};
 
 use crate::device::{OpenMode, open_path};
 use crate::error::VolumeError;
 use crate::find;
-use crate::labels::{check_devices, check_length, good_label};
+use crate::labels::{check_devices, check_length, good_label, path_of};
 use crate::owner::{self, Verdict};
 use crate::superblocks::{ReadError, Superblocks};
 use crate::volume::Volume;
@@ -33,7 +34,14 @@ impl Volume {
         // A superblock that another device has may be newer, and name more devices.
         while let Some(entry) = superblocks.with(|s| s.devices.get(devices.len()).cloned()) {
             let index = devices.len();
-            let device = find::device(path, others, index, &entry, mode)?;
+            let device = match find::device(path, others, index, &entry, mode) {
+                Err(error @ VolumeError::DeviceMissing { .. }) => {
+                    tracing::error!("{error}; until then, its slices are absent");
+                    let name = path_of(&entry);
+                    absent_device(&name.to_string_lossy(), entry.blocks.get() * PAGE_BYTES)
+                }
+                found => found?,
+            };
             superblocks.adopt_newer(&*device);
             devices.push(device);
         }

@@ -32,6 +32,9 @@ impl Device for DeviceOverlay {
     fn size_bytes(&self) -> u64 {
         self.base.size_bytes()
     }
+    fn is_absent(&self) -> bool {
+        self.base.is_absent()
+    }
     fn home_node(&self) -> Option<u32> {
         self.base.home_node()
     }

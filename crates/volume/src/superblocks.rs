@@ -154,7 +154,9 @@ impl Superblocks {
             .map(write)
             .collect();
         let mut causes = vec![];
-        for (index, (device, written)) in self.devices.iter().zip(written).enumerate() {
+        let present = |(_, (device, _)): &(usize, (&Arc<dyn Device>, _))| !device.is_absent();
+        let results = self.devices.iter().zip(written).enumerate();
+        for (index, (device, written)) in results.filter(present) {
             match written {
                 Ok(copy) => match device.flush() {
                     Ok(()) => state.counting[index] = Some(copy),
@@ -168,7 +170,8 @@ impl Superblocks {
             }
         }
         let is_needed = |index: usize| needed.is_some_and(|needed| usize::from(needed) == index);
-        let are_all = causes.len() == self.devices.len();
+        let present = self.devices.iter().filter(|device| !device.is_absent());
+        let are_all = causes.len() == present.count();
         if let Some(at) = causes
             .iter()
             .position(|(index, _)| are_all || is_needed(*index))

@@ -53,6 +53,15 @@ impl Volume {
         self.slices.last().map_or(&[], Vec::as_slice)
     }
 
+    /// Returns the device of a slice that is missing, if one is.
+    pub fn missing_of(&self, slice: &SliceSpace) -> Option<&Arc<dyn Device>> {
+        let devices = slice
+            .regions
+            .iter()
+            .map(|r| &self.devices[usize::from(r.device)]);
+        devices.into_iter().find(|device| device.is_absent())
+    }
+
     /// Takes the slices' new space into use. The superblock names it durably.
     pub(crate) fn adopt(&self, slices: Vec<SliceSpace>) {
         self.slices.append([slices]);

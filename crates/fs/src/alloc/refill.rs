@@ -73,7 +73,11 @@ impl Allocator {
 
     /// Returns the allocator of a volume whose stores, one for each shard, are open. The regions of the stores grow from it.
     pub fn of_volume(stores: &[StoreRef], volume: &Volume) -> Result<Arc<Allocator>> {
-        let mut slices: Vec<SpaceOptions> = volume.slices().iter().map(Into::into).collect();
+        let space = |slice| SpaceOptions {
+            is_absent: volume.missing_of(slice).is_some(),
+            ..SpaceOptions::from(slice)
+        };
+        let mut slices: Vec<SpaceOptions> = volume.slices().iter().map(space).collect();
         let chunk_blocks = volume.superblocks().with(|s| {
             for chunk in &s.chunks {
                 // Chunks that format made are in no slice; the superblock was validated.

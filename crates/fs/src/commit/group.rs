@@ -59,7 +59,11 @@ impl<'a> Group<'a> {
         let mut data = self.set;
         data.extend(self.data);
         self.cuts.iter().for_each(|(_, cut)| data.extend(cut.data));
-        flush(core, data)?;
+        if let Err(error) = flush(core, data) {
+            // The batches may describe data that is lost.
+            core.end_changes(self.set, &error);
+            return Err(error);
+        }
         if let Err(error) = self.append() {
             if error.errno() == ENOSPC.errno() {
                 for shard in core.shards.of_set(self.set) {
@@ -67,12 +71,7 @@ impl<'a> Group<'a> {
                     shard.commits.try_later();
                 }
             } else {
-                tracing::error!(
-                    "{error}; no more changes are accepted until the volume is mounted again"
-                );
-                for shard in core.shards.of_set(self.set) {
-                    shard.commits.fail(error.clone());
-                }
+                core.end_changes(self.set, &error);
             }
             return Err(error);
         }
@@ -164,12 +163,12 @@ fn append_linked(batches: &mut [Linked<'_>]) -> Result<()> {
         .try_for_each(|linked| linked.append(all))
 }
 
-/// Makes the data in the slices of these shards durable that was written before the call. An error ends all changes: what the device
-/// dropped is not known.
+/// Makes the data in the slices of these shards durable that was written before the call. An error ends the changes of the shards on the
+/// device that failed.
 pub(super) fn flush(core: &Core, data: ShardSet) -> Result<()> {
     core.flushes.flush(core.devices_of(data)).map_err(|error| {
         let error = Error::from(error);
-        core.shards.flush_failed(&error);
+        core.end_changes(ShardSet::default(), &error);
         error
     })
 }

@@ -79,7 +79,7 @@ impl Fs {
     /// with ENOSPC at once if there is no space now; see `with_space`. Cheap if all pages of the range have or reserve space
     /// already.
     pub fn begin_write(&self, file: &Arc<File>, offset: u64, len: u64) -> Result<()> {
-        self.core.may_change()?;
+        self.core.may_change_inode(file.ino())?;
         let end = offset
             .checked_add(len)
             .filter(|end| *end <= FILE_BYTES_MAX)
@@ -104,7 +104,7 @@ impl Fs {
         let Some(_shared) = file.exclusive.try_read() else {
             return false;
         };
-        if core.may_change().is_err()
+        if core.may_change_inode(file.ino()).is_err()
             || (offset > file.size() && file.tail_unsure.load(Ordering::Acquire))
         {
             return false;
@@ -188,7 +188,7 @@ impl Fs {
 
     /// Sets the access time after a read, if the read changes it.
     pub fn end_read(&self, file: &Arc<File>) {
-        if self.core.may_change().is_err() {
+        if self.core.may_change_inode(file.ino()).is_err() {
             return;
         }
         let inode = &file.inode;

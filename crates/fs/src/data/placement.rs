@@ -24,11 +24,23 @@ const PIECES_IN_TURN: usize = 16;
 
 /// Returns the home of a new inode of this kind: the home of its directory. In the root, which has none unless a user has set it,
 /// directories take the `slices` slices in turn and files go to slice 0. `turn` is the number of directories created in the root
-/// before.
-fn home_of_new(parent: Option<SliceId>, kind: Kind, slices: SliceId, turn: u64) -> SliceId {
+/// before. Slices that take no changes miss their turns.
+fn home_of_new(
+    parent: Option<SliceId>,
+    kind: Kind,
+    slices: SliceId,
+    turn: u64,
+    takes_changes: impl Fn(SliceId) -> bool,
+) -> SliceId {
     match parent {
         Some(slice) => slice,
-        None if kind == Kind::Directory => (turn % u64::from(slices)) as SliceId,
+        None if kind == Kind::Directory => {
+            let from = |turn| (turn % u64::from(slices)) as SliceId;
+            let mut turns = (turn..turn + u64::from(slices)).map(from);
+            turns
+                .find(|slice| takes_changes(*slice))
+                .unwrap_or(from(turn))
+        }
         None => 0,
     }
 }
@@ -39,7 +51,9 @@ impl Core {
         let slices = self.slice_count().max(1);
         let home = parent.rec.placement.or(parent.rec.slice);
         let turn = self.turn.load(Ordering::Relaxed);
-        home_of_new(home.filter(|s| *s < slices), kind, slices, turn)
+        let takes_changes = |slice| self.slice_failure(slice).is_ok();
+        let home = home.filter(|slice| *slice < slices);
+        home_of_new(home, kind, slices, turn, takes_changes)
     }
 }
 
@@ -56,7 +70,7 @@ impl Fs {
     /// EINVAL for a slice that does not exist.
     pub fn set_placement(&self, ino: Ino, slice: SliceId) -> Result<()> {
         let core = &self.core;
-        core.may_change()?;
+        core.may_change_inode(ino)?;
         if slice >= core.slice_count() {
             return Err(EINVAL);
         }
@@ -83,7 +97,7 @@ impl Fs {
     /// Inodes that exist in a directory keep their own setting.
     pub fn set_threads(&self, ino: Ino, policy: Option<ThreadPolicy>) -> Result<()> {
         let core = &self.core;
-        core.may_change()?;
+        core.may_change_inode(ino)?;
         let inode = core.inode(ino)?;
         let threads = match policy {
             Some(policy) => ThreadsOfInode::set_here(policy),
@@ -114,7 +128,7 @@ impl Fs {
     /// call returns when the move is durable. Does the same as `set_placement` for a directory, and nothing for other kinds.
     pub fn move_to(&self, ino: Ino, slice: SliceId) -> Result<()> {
         let core = &self.core;
-        core.may_change()?;
+        core.may_change_inode(ino)?;
         if slice >= core.slice_count() {
             return Err(EINVAL);
         }
@@ -279,8 +293,17 @@ mod tests {
 
     #[test]
     fn directories_in_the_root_take_turns_and_the_rest_follows() {
-        assert_eq!(home_of_new(None, Kind::Directory, 3, 4), 1);
-        assert_eq!(home_of_new(None, Kind::File, 3, 4), 0);
-        assert_eq!(home_of_new(Some(2), Kind::Directory, 3, 4), 2);
+        let home = |parent, kind| home_of_new(parent, kind, 3, 4, |_| true);
+        assert_eq!(home(None, Kind::Directory), 1);
+        assert_eq!(home(None, Kind::File), 0);
+        assert_eq!(home(Some(2), Kind::Directory), 2);
+        let without = |missing: &[SliceId]| {
+            home_of_new(None, Kind::Directory, 3, 4, |slice| {
+                !missing.contains(&slice)
+            })
+        };
+        assert_eq!(without(&[1]), 2);
+        assert_eq!(without(&[1, 2]), 0);
+        assert_eq!(without(&[0, 1, 2]), 1);
     }
 }

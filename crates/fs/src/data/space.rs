@@ -139,7 +139,7 @@ impl Fs {
     /// has no space now; see `with_space`.
     pub fn fallocate(&self, file: &Arc<File>, mode: i32, offset: u64, len: u64) -> Result<()> {
         let core = &self.core;
-        core.may_change()?;
+        core.may_change_inode(file.ino())?;
         let (end, change) = check(mode, offset, len)?;
         let keep_size = mode & KEEP_SIZE != 0;
         let _alone = file.exclusive.write();
@@ -175,7 +175,7 @@ impl Fs {
 
     /// Fails as `fallocate` would because of its arguments or because nothing may be changed.
     pub fn check_fallocate(&self, mode: i32, offset: u64, len: u64) -> Result<()> {
-        self.core.may_change()?;
+        self.core.may_change_at_all()?;
         check(mode, offset, len).map(drop)
     }
 

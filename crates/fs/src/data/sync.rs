@@ -197,7 +197,7 @@ fn flush(core: &Arc<Core>, file: &File, done: Done) {
     let of_volume = core.clone();
     let flushed = move |flushed: Result<()>| {
         if let Err(error) = &flushed {
-            of_volume.shards.flush_failed(error);
+            of_volume.end_changes(ShardSet::default(), error);
         }
         done(of_volume.commits_of(ino).failure().and(flushed));
     };

@@ -49,7 +49,8 @@ fn discard_freed(core: &Core, mut stop: Option<Stop>) -> Option<Stop> {
             match stop {
                 Some(Stop::Now) => return stop,
                 Some(Stop::Finish(until)) if Instant::now() >= until => return stop,
-                _ if core.shards.failure().is_err() || !core.discards.is_on() => return stop,
+                _ if !core.discards.is_on() => return stop,
+                _ if core.slice_failure(slice).is_err() => break,
                 _ => {}
             }
             let begun = Instant::now();

@@ -26,7 +26,7 @@ impl Fs {
         until: Option<Instant>,
     ) -> Result<Trimmed> {
         let core = &self.core;
-        core.may_change()?;
+        core.may_change_at_all()?;
         if !core.discards.is_on() {
             return Err(EOPNOTSUPP);
         }
@@ -35,7 +35,7 @@ impl Fs {
         for slice in 0..core.slice_count() {
             let slice_end = slice_first + core.allocator.capacity_of(slice);
             let mut at = range.start.max(slice_first);
-            while at < range.end.min(slice_end) {
+            while at < range.end.min(slice_end) && core.slice_failure(slice).is_ok() {
                 let container_blocks = core.allocator.container_blocks();
                 let container = (at - slice_first) / container_blocks;
                 let first = slice_first + container * container_blocks;
@@ -50,7 +50,7 @@ impl Fs {
                 });
                 while let Some(count) = walk.discard(core)? {
                     blocks += count;
-                    core.may_change()?;
+                    core.alive()?;
                     if until.is_some_and(|until| Instant::now() >= until) {
                         // The remaining part of a run counts as a run of its own, so it must be long enough too.
                         let next = Some(first + walk.next.within.start as u64);

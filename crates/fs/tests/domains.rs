@@ -1,0 +1,309 @@
+//! Slices on devices of their own: what the failure or the absence of one device costs.
+
+mod mount;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use jericho_cache::Slice;
+use jericho_fs::check::{CheckOptions, check_devices};
+use jericho_fs::format::format_devices;
+use jericho_fs::types::{Ino, Kind, ROOT};
+use jericho_fs::{Error, File, Fs, FsOptions, Result};
+use jericho_sim::{DeviceSet, FaultPlan, Operation, SimDevice};
+use jericho_storage::{Device, absent_device};
+use jericho_volume::{FormatOptions, OpenMode, Volume};
+
+use mount::{CALLER, SLICES, pattern, start_slices};
+
+const MIB: u64 = 1 << 20;
+const BYTES: usize = 3 * 4096 + 100;
+const EIO: i32 = 5;
+const ENODEV: i32 = 19;
+
+/// Returns a volume with a store in each of two slices, which are on devices of their own.
+fn formatted() -> DeviceSet {
+    let set = DeviceSet::new([
+        SimDevice::new("one", 64 * MIB).without_fua(),
+        SimDevice::new("two", 64 * MIB).without_fua(),
+    ]);
+    let options = FormatOptions {
+        slices: Some(SLICES),
+        has_stores: Some(true),
+        ..FormatOptions::default()
+    };
+    let paths = ["one", "two"].map(PathBuf::from);
+    format_devices(&set.as_devices(), &paths, &options).unwrap();
+    set
+}
+
+struct Mounted {
+    fs: Arc<Fs>,
+    slices: Vec<Arc<Slice>>,
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        self.slices.iter().for_each(|slice| slice.close());
+    }
+}
+
+fn try_mount(devices: Vec<Arc<dyn Device>>) -> Result<Mounted> {
+    let volume = Arc::new(Volume::open_from_devices(devices, OpenMode::WRITE).unwrap());
+    let slices = start_slices(&volume, Duration::from_secs(3600));
+    let options = FsOptions {
+        store_cache_bytes: 16 << 20,
+        read_only: false,
+        inode_cache: 100,
+        commit_interval_ms: 3_600_000,
+    };
+    match Fs::open(volume, slices.clone(), options) {
+        Ok(fs) => Ok(Mounted { fs, slices }),
+        Err(error) => {
+            slices.iter().for_each(|slice| slice.close());
+            Err(error)
+        }
+    }
+}
+
+impl Mounted {
+    fn dir(&self, name: &str) -> Ino {
+        match self.fs.mkdir(ROOT, name.as_bytes(), 0o755, CALLER) {
+            Ok(attr) => attr.ino,
+            Err(_) => self.fs.lookup(ROOT, name.as_bytes()).unwrap().ino,
+        }
+    }
+
+    fn create(&self, dir: Ino, name: &str) -> Result<Arc<File>> {
+        let attr = self
+            .fs
+            .mknod(dir, name.as_bytes(), Kind::File, 0o644, 0, CALLER)?;
+        self.fs.open_file(attr.ino)
+    }
+
+    fn write(&self, file: &Arc<File>, data: &[u8]) -> Result<()> {
+        let _writing = file.writing();
+        self.fs.begin_write(file, 0, data.len() as u64)?;
+        let slice = &self.slices[usize::from(file.layout().home())];
+        let (sender, receiver) = channel();
+        let pages = data.len().div_ceil(4096) as u32;
+        let intent = jericho_cache::Intent::Modify;
+        slice.get(&file.object(), 0, pages, intent, move |pinned| {
+            sender.send(pinned).unwrap();
+        });
+        let mut pinned = receiver.recv().unwrap()?;
+        for (page, bytes) in (0..).zip(data.chunks(4096)) {
+            pinned.write(page, 0, bytes).unwrap();
+        }
+        drop(pinned);
+        self.fs.end_write(file, 0, data.len() as u64);
+        Ok(())
+    }
+
+    fn read(&self, file: &Arc<File>) -> Result<Vec<u8>> {
+        let mut data = vec![0; file.size() as usize];
+        let slice = &self.slices[usize::from(file.layout().home())];
+        for (page, bytes) in (0..).zip(data.chunks_mut(4096)) {
+            let (sender, receiver) = channel();
+            let intent = jericho_cache::Intent::Read;
+            slice.get(&file.object(), page, 1, intent, move |pinned| {
+                sender.send(pinned).unwrap();
+            });
+            receiver.recv().unwrap()?.read(page, 0, bytes).unwrap();
+        }
+        Ok(data)
+    }
+
+    fn fsync(&self, file: &Arc<File>) -> Result<()> {
+        let (sender, receiver) = channel();
+        let done = Box::new(move |result| sender.send(result).unwrap());
+        self.fs.fsync_blocking(file, false, done);
+        receiver.recv().unwrap()
+    }
+
+    /// Creates a file of `BYTES` bytes that is durable.
+    fn synced(&self, dir: Ino, name: &str, seed: u64) -> Result<Arc<File>> {
+        let file = self.create(dir, name)?;
+        self.write(&file, &pattern(seed, BYTES))?;
+        self.fsync(&file)?;
+        Ok(file)
+    }
+
+    fn contents(&self, dir: Ino, name: &str) -> Result<Vec<u8>> {
+        let ino = self.fs.lookup(dir, name.as_bytes())?.ino;
+        let file = self.fs.open_file(ino)?;
+        self.read(&file)
+    }
+}
+
+/// Makes a directory with a durable file in each slice, and unmounts.
+fn filled() -> DeviceSet {
+    let set = formatted();
+    let mounted = try_mount(set.as_devices()).unwrap();
+    for (slice, name) in ["x", "y"].iter().enumerate() {
+        let dir = mounted.dir(name);
+        let file = mounted.synced(dir, "old", slice as u64).unwrap();
+        assert_eq!(usize::from(file.layout().home()), slice);
+        assert_eq!((file.ino() >> 40) as usize, slice, "the inode's slice");
+    }
+    mounted.fs.close().unwrap();
+    drop(mounted);
+    set
+}
+
+fn assert_sound(set: &DeviceSet) {
+    let report = check_devices(set.as_devices(), CheckOptions::default()).unwrap();
+    assert!(report.is_sound(), "{:#?}", report.findings);
+}
+
+#[track_caller]
+fn fails_with<T>(errno: i32, result: Result<T>) {
+    match result {
+        Ok(_) => panic!("no error"),
+        Err(error) => assert_eq!(error.errno(), errno, "{error}"),
+    }
+}
+
+#[test]
+fn a_device_that_fails_its_flushes_ends_the_changes_of_its_slices_only() {
+    let set = filled();
+    let mounted = try_mount(set.as_devices()).unwrap();
+    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+    let lost = mounted.create(y, "lost").unwrap();
+    mounted.write(&lost, &pattern(7, BYTES)).unwrap();
+    let mut plan = FaultPlan::fail_nth(Some(Operation::Flush), 1, EIO);
+    plan.faults[0].is_lasting = true;
+    set.devices()[1].set_plan(plan);
+    fails_with(EIO, mounted.fsync(&lost));
+
+    // The slice says so, for everything that would change it, and never reports success for what was dropped.
+    set.devices()[1].set_plan(FaultPlan::default());
+    fails_with(EIO, mounted.fsync(&lost));
+    fails_with(EIO, mounted.create(y, "new"));
+    fails_with(EIO, mounted.write(&lost, b"more"));
+    fails_with(EIO, mounted.fs.unlink(y, b"old"));
+    fails_with(EIO, mounted.fs.rename(x, b"old", y, b"moved", 0));
+    assert_eq!(mounted.contents(y, "old").unwrap(), pattern(1, BYTES));
+
+    // The other slice goes on, with as many operations of its device as without a failure, and none of the failed one.
+    let failed_operations = set.devices()[1].operations(None);
+    for number in 0..20 {
+        mounted.synced(x, &format!("f{number}"), number).unwrap();
+    }
+    let z = mounted.dir("z");
+    let file = mounted.synced(z, "file", 9).unwrap();
+    assert_eq!(
+        file.layout().home(),
+        0,
+        "a new directory avoids the failed slice"
+    );
+    assert_eq!(set.devices()[1].operations(None), failed_operations);
+    fails_with(EIO, mounted.fs.sync_all());
+    fails_with(EIO, mounted.fs.close());
+    drop(mounted);
+
+    for seed in 0..4 {
+        let later = set.crash(seed);
+        assert_sound(&later);
+        let mounted = try_mount(later.as_devices()).unwrap();
+        let (x, y, z) = (mounted.dir("x"), mounted.dir("y"), mounted.dir("z"));
+        for number in 0..20 {
+            let found = mounted.contents(x, &format!("f{number}")).unwrap();
+            assert_eq!(found, pattern(number, BYTES));
+        }
+        assert_eq!(mounted.contents(z, "file").unwrap(), pattern(9, BYTES));
+        assert_eq!(mounted.contents(y, "old").unwrap(), pattern(1, BYTES));
+        mounted.synced(y, "new", 5).unwrap();
+        mounted.fs.close().unwrap();
+    }
+}
+
+#[test]
+fn a_missing_device_costs_its_slices_only_and_comes_back_with_all_that_it_had() {
+    let set = filled();
+    let missing = || absent_device("two", 64 * MIB);
+    let devices: Vec<Arc<dyn Device>> = vec![set.devices()[0].clone(), missing()];
+    let before = set.devices()[1].digest();
+    for round in 0..2 {
+        let mounted = try_mount(devices.clone()).unwrap();
+        let (x, y) = (mounted.dir("x"), ROOT);
+        assert_eq!(mounted.contents(x, "old").unwrap(), pattern(0, BYTES));
+        fails_with(ENODEV, mounted.fs.lookup(y, b"y"));
+        fails_with(ENODEV, mounted.fs.rmdir(ROOT, b"y"));
+        mounted.synced(x, &format!("new{round}"), round).unwrap();
+        let made = mounted.dir(&format!("d{round}"));
+        mounted.synced(made, "file", round).unwrap();
+        let free = mounted.fs.statfs().unwrap().free;
+        assert!(
+            free < 64 * MIB / 4096,
+            "no space of the missing device is free: {free}"
+        );
+        // What is left is unmounted as cleanly as it can be.
+        mounted.fs.close().unwrap();
+    }
+    assert_eq!(set.devices()[1].digest(), before);
+
+    assert_sound(&set);
+    let mounted = try_mount(set.as_devices()).unwrap();
+    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+    assert_eq!(mounted.contents(y, "old").unwrap(), pattern(1, BYTES));
+    assert_eq!(mounted.contents(x, "new1").unwrap(), pattern(1, BYTES));
+    mounted.synced(y, "again", 3).unwrap();
+    mounted.fs.close().unwrap();
+}
+
+#[test]
+fn a_volume_without_the_device_of_its_root_is_refused() {
+    let set = filled();
+    let devices: Vec<Arc<dyn Device>> = vec![set.devices()[0].clone(), set.devices()[1].clone()];
+    let volume = Volume::open_from_devices(devices, OpenMode::READ).unwrap();
+    let root_device = volume.slices()[0].device();
+    assert_eq!(root_device, 0);
+    // Slice 0 on the second device: the first one has the superblock only.
+    let set = DeviceSet::new([
+        SimDevice::new("one", 64 * MIB).on_node(1),
+        SimDevice::new("two", 64 * MIB).on_node(0),
+    ]);
+    let options = FormatOptions {
+        slices: Some(SLICES),
+        nodes: vec![0, 1],
+        has_stores: Some(true),
+        ..FormatOptions::default()
+    };
+    let paths = ["one", "two"].map(PathBuf::from);
+    format_devices(&set.as_devices(), &paths, &options).unwrap();
+    let devices: Vec<Arc<dyn Device>> =
+        vec![set.devices()[0].clone(), absent_device("two", 64 * MIB)];
+    let error = try_mount(devices).err().unwrap();
+    assert!(matches!(error, Error::Io(_)), "{error}");
+    assert!(error.to_string().contains("two"), "{error}");
+}
+
+#[test]
+fn after_a_crash_a_slice_waits_for_the_missing_one_that_its_last_operation_changed_too() {
+    let set = filled();
+    let mounted = try_mount(set.as_devices()).unwrap();
+    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+    mounted.fs.rename(x, b"old", y, b"moved", 0).unwrap();
+    mounted.fs.commit().unwrap();
+    let crashed = set.crash(1);
+    drop(mounted);
+    let devices: Vec<Arc<dyn Device>> =
+        vec![crashed.devices()[0].clone(), absent_device("two", 64 * MIB)];
+    let mounted = try_mount(devices).unwrap();
+    let x = mounted.dir("x");
+    // Its part of the rename is shown, and it takes no changes.
+    fails_with(2, mounted.fs.lookup(x, b"old"));
+    fails_with(ENODEV, mounted.create(x, "new"));
+    drop(mounted);
+    let mounted = try_mount(crashed.as_devices()).unwrap();
+    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+    fails_with(2, mounted.fs.lookup(x, b"old"));
+    assert_eq!(mounted.contents(y, "moved").unwrap(), pattern(0, BYTES));
+    mounted.synced(x, "new", 1).unwrap();
+    mounted.fs.close().unwrap();
+    drop(mounted);
+    assert_sound(&crashed);
+}
