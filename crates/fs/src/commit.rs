@@ -257,6 +257,18 @@ impl Commits {
         self.room.notify_all();
     }
 
+    /// Holds all locks of the batch until the returned value is dropped.
+    #[cfg(test)]
+    pub fn hold_all(&self) -> impl Sized {
+        let locks = (self.cut.lock(), self.gate.write());
+        (
+            locks,
+            self.control.lock(),
+            self.batch.lock(),
+            self.failed.lock(),
+        )
+    }
+
     /// Has the current batch become durable together with the batches of these shards. The gate is held, or the cut is locked.
     pub fn link(&self, shards: ShardSet) {
         self.batch.lock().links.extend(shards);

@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::flushes::DataFlushes;
 use crate::inode::{File, FileHost, Inode, Meta};
 use crate::numbers::Numbers;
-use crate::objects::Objects;
+use crate::objects::AllObjects;
 use crate::shard::{ShardId, ShardSet};
 use crate::shards::{Shard, Shards};
 use crate::store::{Change, InodeRecord, Store};
@@ -49,7 +49,7 @@ pub struct Core {
     pub options: FsOptions,
     pub table: Table,
     pub numbers: Numbers,
-    pub objects: Arc<Objects>,
+    pub objects: AllObjects,
     /// Generation of the inodes that this mount creates: random. An inode whose creation a crash has undone may have had the number
     /// of a later one, and a program may have a file handle of it.
     pub generation: u32,

@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::flushes::DataFlushes;
 use crate::metadata;
 use crate::numbers::Numbers;
-use crate::objects::Objects;
+use crate::objects::AllObjects;
 use crate::shards::Shards;
 use crate::store::{Change, CheckpointNeed};
 use crate::table::Table;
@@ -66,7 +66,7 @@ impl Fs {
             numbers: Numbers::load(volume.slices().len() as SliceId, |slice| {
                 &shards.get(shards.map().of_slice(slice)).store
             })?,
-            objects: Objects::new(),
+            objects: AllObjects::new(shards.map()),
             generation: generation()?,
             rename: Mutex::new(()),
             turn: AtomicU64::new(root.value(TURN_NAME)?.unwrap_or(0)),

@@ -14,6 +14,9 @@ use parking_lot::RwLock;
 use crate::errno::ENFILE;
 use crate::error::Result;
 use crate::ino_map::InoMap;
+#[cfg(test)]
+use crate::shard::ShardId;
+use crate::shard::ShardMap;
 use crate::types::Ino;
 
 /// Fewest files that get a number between two sweeps.
@@ -21,18 +24,67 @@ const SWEEP_FILES: usize = 65_536;
 /// A sweep looks at every entry of the caches. At least one file for this many entries gets a number between two sweeps.
 const ENTRIES_PER_FILE: usize = 4;
 
-/// The object numbers of a mount.
-pub struct Objects {
+/// Largest number of parts of `AllObjects`.
+const PARTS_MAX: usize = 16;
+
+/// The object numbers of a mount, in parts with a lock each. The files of a shard are in one part, so that threads that use the files of
+/// different shards do not wait for each other, while there are few shards.
+pub struct AllObjects {
+    parts: Vec<Part>,
+    map: ShardMap,
+}
+
+/// Has cache lines of its own.
+#[repr(align(128))]
+struct Part(Arc<Objects>);
+
+impl AllObjects {
+    /// Creates empty tables for the shards of a volume.
+    pub fn new(map: ShardMap) -> AllObjects {
+        let parts = map.count().min(PARTS_MAX) as u32;
+        let each = OBJECT_MAX as u32 / parts;
+        let part = |part| Part(Objects::with_range(part * each, each));
+        AllObjects {
+            parts: (0..parts).map(part).collect(),
+            map,
+        }
+    }
+
+    /// Holds all locks of the part of a shard until the returned value is dropped.
+    #[cfg(test)]
+    pub fn hold_all(&self, shard: ShardId) -> impl Sized {
+        self.parts[shard.index() % self.parts.len()].0.given.write()
+    }
+
+    /// Does what `Objects::of` does.
+    pub fn of(&self, ino: Ino, slices: &[Arc<Slice>]) -> Result<ObjectNumber> {
+        let part = self.map.of_ino(ino).index() % self.parts.len();
+        self.parts[part].0.of(ino, slices)
+    }
+
+    /// Returns the inode with an object number.
+    pub fn ino_of(&self, object: u64) -> Option<Ino> {
+        let each = OBJECT_MAX / self.parts.len() as u64;
+        let part = object.checked_sub(1)? / each;
+        let part = self.parts.get(usize::try_from(part).ok()?)?;
+        part.0.ino_of(object)
+    }
+}
+
+/// A part of the object numbers.
+struct Objects {
     given: RwLock<Given>,
-    /// Largest number.
-    max: u32,
+    /// The numbers are greater than this one.
+    before: u32,
+    /// Number of numbers.
+    count: u32,
 }
 
 #[derive(Default)]
 struct Given {
     by_ino: InoMap<u32>,
     by_number: InoMap<Entry>,
-    /// The number that was given out last.
+    /// The number that was given out last, less `Objects::before`.
     last: u32,
     /// Number of sweeps that have begun.
     sweeps: u32,
@@ -74,26 +126,23 @@ impl Drop for ObjectNumber {
 }
 
 impl Objects {
-    /// Creates an empty table.
-    pub fn new() -> Arc<Objects> {
-        Objects::with_max(OBJECT_MAX as u32)
-    }
-
-    fn with_max(max: u32) -> Arc<Objects> {
+    /// Creates an empty table of the `count` numbers after `before`.
+    fn with_range(before: u32, count: u32) -> Arc<Objects> {
         let given = Given {
-            sweep_at: SWEEP_FILES.min(max as usize),
+            sweep_at: SWEEP_FILES.min(count as usize),
             ..Given::default()
         };
         Arc::new(Objects {
             given: RwLock::new(given),
-            max,
+            before,
+            count,
         })
     }
 
     /// Returns the number of a file that comes into memory: the one that it has, or a new one. Now and then looks at every entry of
     /// the caches `slices`. Fails with ENFILE if all numbers are in use. One thread at a time calls it for a file. The caller may
     /// hold locks of `fs` that are taken before a slice is called.
-    pub fn of(self: &Arc<Self>, ino: Ino, slices: &[Arc<Slice>]) -> Result<ObjectNumber> {
+    fn of(self: &Arc<Self>, ino: Ino, slices: &[Arc<Slice>]) -> Result<ObjectNumber> {
         let mut given = self.given.write();
         if !given.by_ino.contains_key(&ino)
             && given.by_number.len() >= given.sweep_at
@@ -108,7 +157,7 @@ impl Objects {
         let sweeps = given.sweeps;
         let number = match given.by_ino.get(&ino) {
             Some(number) => *number,
-            None => given.give(ino, self.max)?,
+            None => given.give(ino, self.before, self.count)?,
         };
         if let Some(entry) = given.by_number.get_mut(&u64::from(number)) {
             entry.users += 1;
@@ -121,8 +170,7 @@ impl Objects {
         })
     }
 
-    /// Returns the inode with an object number.
-    pub fn ino_of(&self, object: u64) -> Option<Ino> {
+    fn ino_of(&self, object: u64) -> Option<Ino> {
         let given = self.given.read();
         given.by_number.get(&object).map(|entry| entry.ino)
     }
@@ -153,31 +201,32 @@ impl Objects {
             stays
         });
         let more = SWEEP_FILES.max(entries / ENTRIES_PER_FILE);
-        given.sweep_at = (given.by_number.len() + more).min(self.max as usize);
+        given.sweep_at = (given.by_number.len() + more).min(self.count as usize);
         given.is_sweeping = false;
     }
 }
 
 impl Given {
-    /// Gives an inode the next number in the circle that is not in use.
-    fn give(&mut self, ino: Ino, max: u32) -> Result<u32> {
-        if self.by_number.len() >= max as usize {
+    /// Gives an inode the next number in the circle of `count` numbers after `before` that is not in use.
+    fn give(&mut self, ino: Ino, before: u32, count: u32) -> Result<u32> {
+        if self.by_number.len() >= count as usize {
             return Err(ENFILE);
         }
-        loop {
-            self.last = if self.last < max { self.last + 1 } else { 1 };
-            if !self.by_number.contains_key(&u64::from(self.last)) {
-                break;
+        let number = loop {
+            self.last = if self.last < count { self.last + 1 } else { 1 };
+            let number = before + self.last;
+            if !self.by_number.contains_key(&u64::from(number)) {
+                break number;
             }
-        }
+        };
         let entry = Entry {
             ino,
             users: 0,
             used_in: self.sweeps,
         };
-        self.by_number.insert(self.last.into(), entry);
-        self.by_ino.insert(ino, self.last);
-        Ok(self.last)
+        self.by_number.insert(number.into(), entry);
+        self.by_ino.insert(ino, number);
+        Ok(number)
     }
 }
 
@@ -237,7 +286,7 @@ mod tests {
         };
         for drops in [false, true] {
             let slices = [Slice::start(&config, &[]).unwrap()];
-            let objects = Objects::new();
+            let objects = Objects::with_range(0, 1 << 20);
             let file: Arc<dyn Object> = Arc::new(Zeros(objects.of(5, &slices).unwrap()));
             let object = file.id();
             let (tx, rx) = channel();
@@ -266,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_file_keeps_its_number_until_a_sweep_and_no_file_in_memory_loses_it() {
-        let objects = Objects::with_max(3);
+        let objects = Objects::with_range(0, 3);
         let number = |ino| objects.of(ino, &[]).unwrap();
         let (first, second) = (number(1 << 40 | 7), number(2 << 40 | 7));
         assert_eq!((first.get(), second.get()), (1, 2));
@@ -291,8 +340,23 @@ mod tests {
     }
 
     #[test]
+    fn each_shard_has_numbers_of_its_own() {
+        let objects = AllObjects::new(ShardMap::new(3));
+        for slice in 0..3 {
+            for file in 7..9 {
+                let ino = slice << 40 | file;
+                let number = objects.of(ino, &[]).unwrap();
+                assert_eq!(objects.ino_of(number.get()), Some(ino));
+                assert!((1..=OBJECT_MAX).contains(&number.get()));
+            }
+        }
+        assert_eq!(objects.ino_of(0), None);
+        assert_eq!(objects.ino_of(OBJECT_MAX), None);
+    }
+
+    #[test]
     fn a_file_that_was_used_during_a_sweep_keeps_its_number() {
-        let objects = Objects::with_max(3);
+        let objects = Objects::with_range(0, 3);
         let held = objects.of(5, &[]).unwrap();
         {
             let mut given = objects.given.write();

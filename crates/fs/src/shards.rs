@@ -8,7 +8,8 @@ use crate::shard::{ShardId, ShardMap, ShardSet};
 use crate::store::StoreRef;
 use crate::types::{Ino, SliceId};
 
-/// A shard of an open volume.
+/// A shard of an open volume. Has cache lines of its own.
+#[repr(align(128))]
 pub struct Shard {
     pub store: StoreRef,
     pub commits: Commits,

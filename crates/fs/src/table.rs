@@ -16,10 +16,17 @@ use crate::inode::Inode;
 use crate::shard::{ShardId, ShardMap};
 use crate::types::Ino;
 
-/// Number of parts of the table, each with a lock of its own.
+/// Number of parts of the table, each with a lock of its own, for a volume with one shard. With more shards each has at least
+/// `SHARD_PARTS`, so that threads that use different shards do not wait for each other.
 const PARTS: usize = 64;
+const SHARD_PARTS: usize = 8;
 /// Largest number of inodes that the hand passes for each inode added. Bounds the work of one operation.
 const HAND_STEPS: usize = 4;
+
+/// Has cache lines of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Padded<T>(T);
 
 #[derive(Default)]
 struct Part {
@@ -29,25 +36,53 @@ struct Part {
 
 /// The table of inodes.
 pub struct Table {
-    parts: Vec<Mutex<Part>>,
-    /// The kernel's references by inode.
-    lookups: Vec<Mutex<InoMap<u64>>>,
+    /// Of one shard after the other.
+    parts: Vec<Padded<Mutex<Part>>>,
+    /// The kernel's references by inode, in the same parts.
+    lookups: Vec<Padded<Mutex<InoMap<u64>>>>,
+    parts_per_shard: usize,
     limit_per_part: usize,
     /// The last durable batch of each shard of the volume. An inode that a later batch included must stay.
-    durable: Vec<AtomicU64>,
+    durable: Vec<Padded<AtomicU64>>,
     map: ShardMap,
 }
 
 impl Table {
     /// Creates a table that keeps about `limit` clean inodes. `map` names the volume's shards.
     pub fn new(limit: usize, map: ShardMap) -> Table {
+        let parts_per_shard = (PARTS / map.count()).max(SHARD_PARTS);
+        let parts = parts_per_shard * map.count();
         Table {
-            parts: (0..PARTS).map(|_| Mutex::default()).collect(),
-            lookups: (0..PARTS).map(|_| Mutex::default()).collect(),
-            limit_per_part: limit.div_ceil(PARTS).max(1),
-            durable: (0..map.count()).map(|_| AtomicU64::default()).collect(),
+            parts: (0..parts).map(|_| Padded::default()).collect(),
+            lookups: (0..parts).map(|_| Padded::default()).collect(),
+            parts_per_shard,
+            limit_per_part: limit.div_ceil(parts).max(1),
+            durable: (0..map.count()).map(|_| Padded::default()).collect(),
             map,
         }
+    }
+
+    fn part_of(&self, ino: Ino) -> &Mutex<Part> {
+        &self.parts[self.index_of(ino)].0
+    }
+
+    fn lookups_of(&self, ino: Ino) -> &Mutex<InoMap<u64>> {
+        &self.lookups[self.index_of(ino)].0
+    }
+
+    fn index_of(&self, ino: Ino) -> usize {
+        let within = ino as usize % self.parts_per_shard;
+        self.map.of_ino(ino).index() * self.parts_per_shard + within
+    }
+
+    /// Holds all locks of a shard until the returned value is dropped.
+    #[cfg(test)]
+    pub fn hold_all(&self, shard: ShardId) -> impl Sized {
+        let first = shard.index() * self.parts_per_shard;
+        let own = first..first + self.parts_per_shard;
+        let parts: Vec<_> = self.parts[own.clone()].iter().map(|p| p.0.lock()).collect();
+        let lookups: Vec<_> = self.lookups[own].iter().map(|p| p.0.lock()).collect();
+        (parts, lookups)
     }
 
     /// Returns the inode, and calls `load` if it is not in memory. `load` runs under the part's lock. Without the lock two
@@ -57,7 +92,7 @@ impl Table {
         ino: Ino,
         load: impl FnOnce() -> Result<Arc<Inode>>,
     ) -> Result<Arc<Inode>> {
-        let mut part = self.parts[part_of(ino)].lock();
+        let mut part = self.part_of(ino).lock();
         if let Some(inode) = part.inodes.get(&ino) {
             if !inode.referenced.load(Ordering::Relaxed) {
                 inode.referenced.store(true, Ordering::Relaxed);
@@ -71,12 +106,12 @@ impl Table {
 
     /// Returns the inode if it is in memory.
     pub fn get(&self, ino: Ino) -> Option<Arc<Inode>> {
-        self.parts[part_of(ino)].lock().inodes.get(&ino).cloned()
+        self.part_of(ino).lock().inodes.get(&ino).cloned()
     }
 
     /// Adds an inode that was just created.
     pub fn insert(&self, inode: Arc<Inode>) {
-        let mut part = self.parts[part_of(inode.ino)].lock();
+        let mut part = self.part_of(inode.ino).lock();
         self.add(&mut part, inode);
     }
 
@@ -137,18 +172,21 @@ impl Table {
 
     /// Returns the last durable batch of an inode's shard.
     fn durable_of(&self, ino: Ino) -> u64 {
-        self.durable[self.map.of_ino(ino).index()].load(Ordering::Acquire)
+        self.durable[self.map.of_ino(ino).index()]
+            .0
+            .load(Ordering::Acquire)
     }
 
     /// Records that every batch of a shard up to `seq` is durable.
     pub fn set_durable(&self, shard: ShardId, seq: u64) {
-        self.durable[shard.index()].store(seq, Ordering::Release);
+        self.durable[shard.index()].0.store(seq, Ordering::Release);
     }
 
-    /// Drops clean inodes beyond the limit. Called after a batch made many inodes clean.
-    pub fn trim(&self) {
-        for part in &self.parts {
-            let mut part = part.lock();
+    /// Drops clean inodes of a shard beyond the limit. Called after a batch made many inodes clean.
+    pub fn trim(&self, shard: ShardId) {
+        let first = shard.index() * self.parts_per_shard;
+        for part in &self.parts[first..first + self.parts_per_shard] {
+            let mut part = part.0.lock();
             // Goes round twice, because the first round only clears the reference marks.
             let mut steps = part.hand.len() * 2;
             while part.inodes.len() > self.limit_per_part && steps > 0 {
@@ -160,7 +198,7 @@ impl Table {
 
     /// Removes an inode that has been removed from the filesystem.
     pub fn remove(&self, ino: Ino) {
-        let removed = self.parts[part_of(ino)].lock().inodes.remove(&ino);
+        let removed = self.part_of(ino).lock().inodes.remove(&ino);
         if let Some(inode) = removed {
             inode.file.lock().take();
         }
@@ -169,7 +207,7 @@ impl Table {
     /// Drops all inodes, which ends the cycles between inodes and files.
     pub fn clear(&self) {
         for part in &self.parts {
-            let part = std::mem::take(&mut *part.lock());
+            let part = std::mem::take(&mut *part.0.lock());
             for inode in part.inodes.values() {
                 inode.file.lock().take();
             }
@@ -180,24 +218,24 @@ impl Table {
     pub fn collect<T>(&self, pick: impl Fn(&Arc<Inode>) -> Option<T>) -> Vec<T> {
         let mut picked = Vec::new();
         for part in &self.parts {
-            picked.extend(part.lock().inodes.values().filter_map(&pick));
+            picked.extend(part.0.lock().inodes.values().filter_map(&pick));
         }
         picked
     }
 
     /// Returns the number of inodes in memory.
     pub fn len(&self) -> usize {
-        self.parts.iter().map(|s| s.lock().inodes.len()).sum()
+        self.parts.iter().map(|s| s.0.lock().inodes.len()).sum()
     }
 
     /// Counts one more reference of the kernel to the inode.
     pub fn count_lookup(&self, ino: Ino) {
-        *self.lookups[part_of(ino)].lock().entry(ino).or_insert(0) += 1;
+        *self.lookups_of(ino).lock().entry(ino).or_insert(0) += 1;
     }
 
     /// Subtracts `n` references of the kernel. Returns whether the kernel has none left.
     pub fn forget(&self, ino: Ino, n: u64) -> bool {
-        let mut lookups = self.lookups[part_of(ino)].lock();
+        let mut lookups = self.lookups_of(ino).lock();
         let Entry::Occupied(mut count) = lookups.entry(ino) else {
             return true;
         };
@@ -211,10 +249,6 @@ impl Table {
 
     /// Returns whether the kernel knows the inode.
     pub fn is_known(&self, ino: Ino) -> bool {
-        self.lookups[part_of(ino)].lock().contains_key(&ino)
+        self.lookups_of(ino).lock().contains_key(&ino)
     }
-}
-
-fn part_of(ino: Ino) -> usize {
-    ino as usize % PARTS
 }

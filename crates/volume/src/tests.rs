@@ -1,5 +1,8 @@
 use std::path::PathBuf;
 
+use jericho_format::PAGE_BYTES;
+use jericho_format::superblock::{COPY_FIRST_BLOCK, Superblock};
+
 use crate::*;
 
 /// Formats a volume without contents.
@@ -64,7 +67,44 @@ fn a_volume_of_two_files_opens_by_the_first_and_after_both_were_moved() {
     std::fs::rename(&files[1], &moved[1]).unwrap();
     Volume::open(&moved[0], WRITE).unwrap();
     std::fs::remove_file(&moved[1]).unwrap();
-    refusal(Volume::open(&moved[0], WRITE), "two");
+    let volume = Volume::open(&moved[0], WRITE).unwrap();
+    let missing = |slice: usize| volume.missing_of(&volume.slices()[slice]);
+    assert!(missing(0).is_none());
+    assert!(missing(1).unwrap().name().ends_with("two"));
+}
+
+#[test]
+fn the_newest_superblock_of_all_devices_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = paths(&dir, &["one", "two"]);
+    make(&files, &of_size(64)).unwrap();
+    let created_s = |volume: &Volume| volume.superblocks().with(|s| s.head.created_s.get());
+    let volume = Volume::open(&files[0], WRITE).unwrap();
+    volume
+        .superblocks()
+        .update(None, |s| s.head.created_s.set(7))
+        .unwrap();
+    drop(volume);
+    // The first device loses the change.
+    let device = jericho_storage::open_device(&files[0], Default::default()).unwrap();
+    let copies = crate::superblocks::read_copies(&*device).unwrap();
+    let is_new = |copy: &Result<Superblock, _>| {
+        copy.as_ref()
+            .is_ok_and(|copy| copy.head.created_s.get() == 7)
+    };
+    let newer = copies.iter().position(is_new).unwrap();
+    device
+        .write_at(COPY_FIRST_BLOCK[newer] * PAGE_BYTES, &[0; 4096])
+        .unwrap();
+    device.flush().unwrap();
+    drop(device);
+    let volume = Volume::open(&files[0], WRITE).unwrap();
+    assert_eq!(created_s(&volume), 7);
+    // A change brings the first device up to date.
+    volume.superblocks().update(None, |_| {}).unwrap();
+    drop(volume);
+    std::fs::remove_file(&files[1]).unwrap();
+    assert_eq!(created_s(&Volume::open(&files[0], WRITE).unwrap()), 7);
 }
 
 #[test]

@@ -223,7 +223,7 @@ fn settle(core: &Core, id: ShardId, cut: Cut) {
     }
     core.leaving.remove(&cut.dead);
     shard.inodes.removed(cut.dead.len() as u64);
-    core.table.trim();
+    core.table.trim(id);
 }
 
 fn directory_of(change: &Change) -> Option<Ino> {

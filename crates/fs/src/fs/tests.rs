@@ -97,3 +97,43 @@ fn a_volume_in_which_damage_was_found_is_not_marked_clean_and_keeps_new_changes(
     // Without a use of the damaged inode, nothing is known of it.
     fs.close().unwrap();
 }
+
+#[test]
+fn a_file_is_made_and_synced_while_all_locks_of_another_slice_are_held() {
+    let device = formatted(140, 2);
+    let fs = open(&device);
+    for dir in [b"x", b"y"] {
+        fs.mkdir(ROOT, dir, 0o755, CALLER).unwrap();
+    }
+    fs.commit().unwrap();
+    // Holds the inodes, as the kernel does.
+    let [dir, other] = [b"x", b"y"].map(|name| fs.lookup(ROOT, name).unwrap().ino);
+    let core = &fs.core;
+    let shards = [dir, other].map(|ino| core.shards.map().of_ino(ino));
+    assert_ne!(shards[0], shards[1]);
+    let table = core.table.hold_all(shards[1]);
+    let objects = core.objects.hold_all(shards[1]);
+    let other = core.shards.get(shards[1]);
+    let (commits, inodes) = (other.commits.hold_all(), other.inodes.now());
+
+    let (sender, receiver) = channel();
+    let maker = std::thread::spawn({
+        let fs = fs.clone();
+        move || {
+            for number in 0..100 {
+                let name = format!("f{number}");
+                let attr = fs.mknod(dir, name.as_bytes(), Kind::File, 0o644, 0, CALLER);
+                let file = fs.open_file(attr.unwrap().ino).unwrap();
+                fs.fsync_dir_blocking(dir, Box::new(|result| result.unwrap()));
+                fs.close_file(&file);
+            }
+            sender.send(()).unwrap();
+        }
+    });
+    let done = receiver.recv_timeout(std::time::Duration::from_secs(60));
+    drop((table, objects, commits));
+    done.expect("it waits for a lock of the other slice");
+    maker.join().unwrap();
+    assert_eq!(other.inodes.now(), inodes);
+    fs.close().unwrap();
+}
