@@ -2,8 +2,12 @@
 
 use std::fmt::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
 
-use jericho_fs::check::{CheckOptions, Finding, Report, Severity, check_among};
+use indicatif::{ProgressBar, ProgressStyle};
+use jericho_fs::check::{CheckOptions, Finding, Progress, Report, Severity, Stage, check_among};
 use serde::Serialize;
 
 use crate::args::CheckArgs;
@@ -11,15 +15,20 @@ use crate::failure::{Context, Failure, Outcome, print, print_json};
 use crate::size;
 
 pub fn run(args: &CheckArgs) -> Outcome {
-    let report = check_among(
-        &args.volume,
-        &args.device,
-        CheckOptions {
-            repair: args.repair,
-            force: args.force,
-        },
-    )
-    .map_err(|e| Failure::new(e.to_string()))?;
+    let options = CheckOptions {
+        repair: args.repair,
+        force: args.force,
+    };
+    let progress = Arc::new(Progress::default());
+    let (end, has_ended) = channel();
+    let report = std::thread::scope(|scope| {
+        let shown = &progress;
+        scope.spawn(move || show(shown, &has_ended));
+        let report = check_among(&args.volume, &args.device, options, &progress);
+        drop(end);
+        report
+    });
+    let report = report.map_err(|e| Failure::new(e.to_string()))?;
     if args.json {
         print_json(&Json::of(&report))?;
     } else {
@@ -31,6 +40,37 @@ pub fn run(args: &CheckArgs) -> Outcome {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Time between two pictures of the progress.
+const PICTURE: Duration = Duration::from_millis(100);
+
+/// Shows the progress on standard error until the check ends, if that is a terminal.
+fn show(progress: &Progress, has_ended: &Receiver<()>) {
+    // Hides itself where standard error is not a terminal.
+    let bar = ProgressBar::new(0);
+    let style = |template| ProgressStyle::with_template(template).ok();
+    let known = style("{spinner} {msg} {wide_bar} {percent}%");
+    let unknown = style("{spinner} {msg}");
+    loop {
+        let (stage, done, total) = progress.state();
+        let style = if total.is_some() { &known } else { &unknown };
+        if let Some(style) = style {
+            bar.set_style(style.clone());
+        }
+        bar.set_length(total.unwrap_or(0));
+        bar.set_position(done);
+        bar.set_message(match stage {
+            Stage::Pages => format!("metadata: {} read", size::human(done)),
+            Stage::Names => format!("names and inodes: {done} rows compared"),
+            Stage::Space => format!("space: {done} rows compared"),
+        });
+        bar.tick();
+        if has_ended.recv_timeout(PICTURE) != Err(RecvTimeoutError::Timeout) {
+            break;
+        }
+    }
+    bar.finish_and_clear();
 }
 
 #[derive(Serialize)]

@@ -3,13 +3,28 @@
 //! A check works on a copy-on-write view in memory, so that it writes nothing, not even the recovery of a store whose last
 //! writer died. A repair checks first and then changes rows in passes. Rows that one pass removes make counts wrong, which the
 //! next pass finds. The repair ends when a pass finds nothing.
+//!
+//! `pass` is one pass over all rows. The other files each compare a kind of rows, except these: `stores` reads them, `findings` keeps
+//! what is found, `limits` bounds the memory, `progress` says how far the check is.
 
 mod counts;
+mod extents;
+mod findings;
+mod index;
+mod inodes;
+mod limits;
+mod lost;
 mod names;
+mod parallel;
+mod pass;
+mod progress;
+mod reads;
 mod space;
 mod stores;
+mod tree;
+mod window;
 
-use std::collections::BTreeMap;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -18,16 +33,20 @@ use jericho_format::label::LabelState;
 use jericho_format::superblock::SuperblockError;
 use jericho_storage::{Device, OpenOptions, open_device};
 use jericho_volume::labels;
-use jericho_volume::superblocks::{Copies, Superblocks, read_copies};
+use jericho_volume::superblocks::{Superblocks, read_copies};
 use jericho_volume::{DeviceOverlay, OpenMode, Volume, VolumeError};
 
-use self::stores::{Fix, Stores};
+pub use self::findings::{Finding, Severity};
+use self::limits::Limits;
+use self::parallel::in_parallel;
+use self::pass::{Pass, pass};
+pub use self::progress::{Progress, Stage};
+use self::reads::Reads;
+use self::stores::{Stores, Subject};
 use crate::alloc::Allocator;
 use crate::error::Error;
 use crate::metadata;
-use crate::store::region::Region;
-use crate::store::{InodeRecord, Store};
-use crate::types::{Ino, Kind};
+use crate::store::Store;
 
 /// Options of a check.
 #[derive(Clone, Copy, Debug, Default)]
@@ -36,26 +55,6 @@ pub struct CheckOptions {
     pub repair: bool,
     /// Checks the volume even if another machine has not unmounted it (`OpenMode::force`).
     pub force: bool,
-}
-
-/// Severity of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Severity {
-    /// Nothing is wrong.
-    Info,
-    /// Space that belongs to nothing. It is lost, but does no harm.
-    Leak,
-    /// The volume contradicts itself.
-    Damage,
-}
-
-/// A result of a check.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// Severity.
-    pub severity: Severity,
-    /// Description, with the place.
-    pub text: String,
 }
 
 /// All results of a check.
@@ -73,6 +72,8 @@ pub struct Report {
     pub used_bytes: u64,
     /// Bytes of the slices and of the first device used by metadata.
     pub metadata_bytes: u64,
+    /// Windows of inodes in which the check compared them: 1 for all but huge volumes.
+    pub windows: u64,
 }
 
 impl Report {
@@ -82,94 +83,27 @@ impl Report {
     }
 }
 
-/// Largest number of passes of a repair. Each pass removes at least one finding or is the last.
-const PASSES_MAX: usize = 8;
-/// Largest number of findings kept, so that messages about a badly damaged volume do not fill memory.
-const FINDINGS_MAX: usize = 10_000;
-
-/// The findings of one pass over the stores, and the rows that would put them right.
-struct Pass<'v> {
-    volume: &'v Volume,
-    stores: &'v Stores,
-    report: Report,
-    fixes: Vec<Fix>,
-    more: u64,
-    inodes: BTreeMap<Ino, Seen>,
-    counts: Counts,
-    lost_and_found: Option<Ino>,
-}
-
-/// The marks of the inode numbers and the numbers of inodes, as the stores have them, and what the inodes say about them.
-#[derive(Default)]
-struct Counts {
-    /// By slice: the mark, if it is a possible one.
-    marks: Vec<Option<u64>>,
-    /// By slice: whether its store has a row for the mark.
-    has_mark: Vec<bool>,
-    /// By shard: the number of inodes that its store says.
-    inodes: Vec<Option<u64>>,
-    /// By shard: the number of rows with inodes.
-    inode_rows: Vec<u64>,
-    /// By slice: the largest counter of an inode number in use, or 0.
-    highest: Vec<u64>,
-    /// The counter of an inode of slice 0 that the repair makes, or 0.
-    made: u64,
-}
-
-/// An inode, and the entries that refer to it.
-struct Seen {
-    record: InodeRecord,
-    /// Number of entries that name the inode.
-    names: u64,
-    /// Number of entries that a directory has.
-    entries: u64,
-    /// Number of these entries that name directories.
-    subdirectories: u64,
-    /// A path leads from the root to the inode.
-    reachable: bool,
-    orphan: bool,
-    /// Number of blocks of its extents.
-    blocks: u64,
-    /// Key of the entry that names a directory.
-    name_key: Option<Box<[u8]>>,
-}
-
-impl Pass<'_> {
-    fn find(&mut self, severity: Severity, text: String) {
-        if self.report.findings.len() < FINDINGS_MAX {
-            self.report.findings.push(Finding { severity, text });
-        } else {
-            self.more += 1;
-        }
-    }
-
-    fn damage(&mut self, text: String) {
-        self.find(Severity::Damage, text);
-    }
-
-    /// Reports the rows that are in a store where they do not belong.
-    fn misplaced(&mut self) {
-        for fix in self.stores.take_misplaced() {
-            let (table, key) = (fix.row.table, &fix.row.key);
-            self.damage(format!(
-                "a row of table {table:?} with the key {key:02x?} is in the metadata of another slice"
-            ));
-            self.fixes.push(fix);
-        }
-    }
-}
+/// Largest number of passes of a repair that have room for all fixes. Each removes at least one finding or is the last.
+const PASSES_MAX: usize = 16;
+/// Largest number of other passes of a repair: a bound for volumes that no repair could ever put right.
+const CUT_PASSES_MAX: usize = 10_000;
+/// Most findings of which a repair tells that they are put right.
+const REPAIRED_MAX: usize = 10_000;
+/// Memory of the metadata stores together.
+const STORE_BYTES: usize = 64 << 20;
 
 /// Checks the volume whose first device is at `path`. Fails if the volume cannot be opened at all (it is mounted, or a device is
 /// missing, truncated or of another volume) or if a device fails. The report has all other results.
 pub fn check(path: &Path, options: CheckOptions) -> Result<Report, VolumeError> {
-    check_among(path, &[], options)
+    check_among(path, &[], options, &Arc::default())
 }
 
-/// Does the same as `check`, but first looks for the other devices at `others`.
+/// Does the same as `check`, but first looks for the other devices at `others`. Tells `progress` how far it is.
 pub fn check_among(
     path: &Path,
     others: &[PathBuf],
     options: CheckOptions,
+    progress: &Arc<Progress>,
 ) -> Result<Report, VolumeError> {
     let mode = OpenMode {
         read_only: !options.repair,
@@ -185,7 +119,7 @@ pub fn check_among(
     }
     let volume = Volume::open_among(path, others, mode)?;
     lock.cover(&volume)?;
-    let mut report = check_devices(volume.devices().to_vec(), options)?;
+    let mut report = check_devices_showing(volume.devices().to_vec(), options, progress)?;
     if options.repair {
         report.repaired.splice(0..0, before);
     }
@@ -197,25 +131,60 @@ pub fn check_devices(
     devices: Vec<Arc<dyn Device>>,
     options: CheckOptions,
 ) -> Result<Report, VolumeError> {
-    let report = check_once(&devices)?;
-    let sound = report.is_sound() && report.findings.is_empty();
-    if !options.repair
-        || sound
-        || report
-            .findings
-            .iter()
-            .any(|f| f.text.contains(BEYOND_REPAIR))
-    {
+    check_devices_showing(devices, options, &Arc::default())
+}
+
+/// Does the same as `check_devices`, and tells `progress` how far it is.
+pub fn check_devices_showing(
+    devices: Vec<Arc<dyn Device>>,
+    options: CheckOptions,
+    progress: &Arc<Progress>,
+) -> Result<Report, VolumeError> {
+    check_within(&devices, options, Limits::USUAL, progress)
+}
+
+fn check_within(
+    devices: &[Arc<dyn Device>],
+    options: CheckOptions,
+    limits: Limits,
+    progress: &Arc<Progress>,
+) -> Result<Report, VolumeError> {
+    let report = check_once(devices, limits, progress)?;
+    let is_lost = |finding: &Finding| finding.text.contains(BEYOND_REPAIR);
+    let is_in_order = report.is_sound() && report.findings.is_empty();
+    if !options.repair || is_in_order || report.findings.iter().any(is_lost) {
         return Ok(report);
     }
-    let mut repaired = report.findings;
-    repaired.retain(|f| f.severity != Severity::Info);
-    repair(&devices, &mut repaired)?;
-    let mut report = check_once(&devices)?;
+    let mut repaired = Repaired::default();
+    repaired.add(report.findings);
+    repair(devices, limits, progress, &mut repaired)?;
+    let mut report = check_once(devices, limits, progress)?;
     // Findings that are still there were not repaired.
-    repaired.retain(|f| !report.findings.contains(f));
-    report.repaired = repaired;
+    for finding in &report.findings {
+        repaired.texts.remove(&finding.text);
+    }
+    let Repaired { mut list, texts } = repaired;
+    list.retain(|finding| texts.contains(&finding.text));
+    report.repaired = list;
     Ok(report)
+}
+
+/// The findings of the passes of a repair, once each.
+#[derive(Default)]
+struct Repaired {
+    list: Vec<Finding>,
+    texts: HashSet<String>,
+}
+
+impl Repaired {
+    fn add(&mut self, findings: Vec<Finding>) {
+        for finding in findings {
+            let is_kept = finding.severity != Severity::Info && self.list.len() < REPAIRED_MAX;
+            if is_kept && self.texts.insert(finding.text.clone()) {
+                self.list.push(finding);
+            }
+        }
+    }
 }
 
 /// Part of the text of findings that no repair can put right.
@@ -250,89 +219,81 @@ fn check_label(
     Ok(true)
 }
 
-/// Checks a device's copies of the superblock.
-fn check_copies(
-    volume: &Volume,
-    device: &str,
-    copies: &Copies,
-    find: &mut impl FnMut(Severity, String),
-) {
-    let newest = volume.superblocks().with(|s| s.head.sequence.get());
-    let mut valid = copies.iter().flatten();
-    let is_behind = !valid.any(|copy| copy.head.sequence.get() == newest);
-    for (index, copy) in copies.iter().enumerate() {
-        match copy {
-            Ok(_) => {}
-            // A crash may tear the copy that is being written. Another copy counts then, and the next write repairs this one.
-            Err(SuperblockError::Checksum) if volume.is_dirty() || is_behind => find(
-                Severity::Info,
-                format!(
-                    "copy {index} of the superblock on {device} was being written when the volume's last use ended, or is damaged"
-                ),
-            ),
-            Err(error) => find(
-                Severity::Damage,
-                format!("copy {index} of the superblock on {device} is unusable: {error}"),
-            ),
-        }
-    }
-}
-
 /// Runs one check over a view that keeps writes in memory.
-fn check_once(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
-    let copies = devices.iter().map(|device| read_copies(&**device));
-    let copies = copies.collect::<Result<Vec<_>, _>>()?;
-    let views = devices
-        .iter()
-        .map(|d| DeviceOverlay::over(d.clone()))
-        .collect();
+fn check_once(
+    devices: &[Arc<dyn Device>],
+    limits: Limits,
+    progress: &Arc<Progress>,
+) -> Result<Report, VolumeError> {
+    let missing = devices.iter().position(|device| device.is_absent());
+    if let Some(index) = missing {
+        let path = PathBuf::from(&*devices[index].name());
+        return Err(VolumeError::DeviceMissing { index, path });
+    }
+    let view = |device: &Arc<dyn Device>| {
+        let device: Arc<dyn Device> = Arc::new(Reads {
+            device: device.clone(),
+            progress: progress.clone(),
+        });
+        DeviceOverlay::over(device)
+    };
+    let views = devices.iter().map(view).collect();
     let volume = Volume::open_from_devices(views, OpenMode::WRITE)?;
     let mut report = Report::default();
-    let mut find = |severity, text| report.findings.push(Finding { severity, text });
-    for (device, copies) in devices.iter().zip(&copies) {
-        check_copies(&volume, &device.name(), copies, &mut find);
+    for device in devices {
+        superblock_copies(&**device, &volume, &mut report.findings)?;
     }
+    let mut find = |severity, text| report.findings.push(Finding { severity, text });
     if volume.is_dirty() {
         find(
             Severity::Info,
             "the volume is mounted or was not cleanly unmounted".into(),
         );
     }
-    for store in 0..volume.superblocks().with(|s| s.stores()) {
-        let devices = volume.devices().to_vec();
-        let region = Region::new(devices, volume.superblocks().clone(), store);
-        match Store::verify(&region) {
+    let regions = metadata::regions(&volume);
+    let mapped_bytes = regions.iter().map(|region| region.mapped_bytes()).sum();
+    progress.begin(Stage::Pages, mapped_bytes);
+    let verified = in_parallel(&regions, |region| Ok(Store::verify(region)));
+    for (slice, verified) in verified?.into_iter().enumerate() {
+        match verified {
             Ok(true) => {}
             // After an unclean end a recovery is expected, and is not a finding.
             Ok(false) if volume.is_dirty() => {}
             Ok(false) => find(
                 Severity::Leak,
-                format!("the metadata store of slice {store} needed recovery"),
+                format!("the metadata store of slice {slice} needed recovery"),
             ),
             Err(Error::Io(error)) => return Err(error.into()),
             Err(error) => {
                 find(
                     Severity::Damage,
                     format!(
-                        "the metadata store of slice {store} is lost ({error}); {BEYOND_REPAIR}"
+                        "the metadata store of slice {slice} is lost ({error}); {BEYOND_REPAIR}"
                     ),
                 );
                 return Ok(report);
             }
         }
     }
-    let opened = open_stores(&volume, false).and_then(|(stores, damage)| {
+    drop(regions);
+    let passed = open_stores(&volume, false, progress).and_then(|(stores, damage)| {
         for damage in damage {
             let text = format!("{damage}; the changes from there on are lost");
             find(Severity::Damage, text);
         }
-        pass(&volume, &stores).map(|p| p.0)
+        pass_over(&volume, &stores, limits)
     });
-    match opened {
-        Ok(found) => {
-            let before = std::mem::take(&mut report.findings);
-            report = found;
-            report.findings.splice(0..0, before);
+    match passed {
+        Ok(pass) => {
+            report.findings.extend(pass.found.findings);
+            report.directories = pass.directories;
+            report.files = pass.files;
+            report.used_bytes = pass.used_blocks * PAGE_BYTES;
+            report.metadata_bytes = volume
+                .superblocks()
+                .with(|s| s.chunks.len() as u64 * u64::from(s.head.chunk_blocks.get()))
+                * PAGE_BYTES;
+            report.windows = pass.windows;
             Ok(report)
         }
         Err(Error::Io(error)) => Err(error.into()),
@@ -346,80 +307,86 @@ fn check_once(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
     }
 }
 
-/// Opens the stores. Returns also what is wrong with their journals.
-fn open_stores(volume: &Volume, repair: bool) -> Result<(Stores, Vec<String>), Error> {
-    let (stores, damage) = metadata::open_stores_only(volume, 64 << 20, repair)?;
-    Ok((Stores::new(stores, volume), damage))
+/// Checks a device's copies of the superblock.
+fn superblock_copies(
+    device: &dyn Device,
+    volume: &Volume,
+    findings: &mut Vec<Finding>,
+) -> Result<(), VolumeError> {
+    let copies = read_copies(device)?;
+    let newest = volume.superblocks().with(|s| s.head.sequence.get());
+    let mut valid = copies.iter().flatten();
+    let is_behind = !valid.any(|copy| copy.head.sequence.get() == newest);
+    let name = device.name();
+    for (index, copy) in copies.iter().enumerate() {
+        let (severity, text) = match copy {
+            Ok(_) => continue,
+            // A crash may tear the copy that is being written. Another copy counts then, and the next write repairs this one.
+            Err(SuperblockError::Checksum) if volume.is_dirty() || is_behind => (
+                Severity::Info,
+                format!(
+                    "copy {index} of the superblock on {name} was being written when the volume's last use ended, or is damaged"
+                ),
+            ),
+            Err(error) => (
+                Severity::Damage,
+                format!("copy {index} of the superblock on {name} is unusable: {error}"),
+            ),
+        };
+        findings.push(Finding { severity, text });
+    }
+    Ok(())
 }
 
-/// Finds everything that is wrong in the stores, and the rows that would put it right.
-fn pass(volume: &Volume, stores: &Stores) -> Result<(Report, Vec<Fix>), Error> {
-    let report = Report {
-        metadata_bytes: volume
-            .superblocks()
-            .with(|s| s.chunks.len() as u64 * u64::from(s.head.chunk_blocks.get()) * PAGE_BYTES),
-        ..Report::default()
-    };
-    let mut pass = Pass {
+/// Opens the stores. Returns also what is wrong with their journals.
+fn open_stores<'p>(
+    volume: &Volume,
+    repair: bool,
+    progress: &'p Progress,
+) -> Result<(Stores<'p>, Vec<String>), Error> {
+    let (stores, damage) = metadata::open_stores_only(volume, STORE_BYTES, repair)?;
+    Ok((Stores::new(stores, volume, progress), damage))
+}
+
+fn pass_over(volume: &Volume, stores: &Stores, limits: Limits) -> Result<Pass, Error> {
+    pass(Subject {
         volume,
         stores,
-        report,
-        fixes: vec![],
-        more: 0,
-        inodes: BTreeMap::new(),
-        counts: Counts::default(),
-        lost_and_found: None,
-    };
-    pass.values()?;
-    pass.inodes()?;
-    pass.orphans()?;
-    pass.entries()?;
-    pass.links();
-    pass.xattrs()?;
-    pass.space()?;
-    pass.counts();
-    pass.misplaced();
-    for seen in pass.inodes.values() {
-        match seen.record.kind {
-            Kind::Directory => pass.report.directories += 1,
-            _ => pass.report.files += 1,
-        }
-    }
-    if pass.more > 0 {
-        let text = format!("and {} more findings", pass.more);
-        pass.report.findings.push(Finding {
-            severity: Severity::Damage,
-            text,
-        });
-    }
-    Ok((pass.report, pass.fixes))
+        limits,
+    })
 }
 
 /// Changes the volume until a pass finds nothing or cannot improve it.
-fn repair(devices: &[Arc<dyn Device>], repaired: &mut Vec<Finding>) -> Result<(), VolumeError> {
+fn repair(
+    devices: &[Arc<dyn Device>],
+    limits: Limits,
+    progress: &Progress,
+    repaired: &mut Repaired,
+) -> Result<(), VolumeError> {
     let volume = Volume::open_from_devices(devices.to_vec(), OpenMode::WRITE)?;
     volume.mark_dirty()?;
     // Also writes the other copy of the superblock, so that both are valid again.
     volume.superblocks().update(None, |_| {})?;
-    for _ in 0..PASSES_MAX {
-        let (stores, _) = open_stores(&volume, true)?;
-        let (report, fixes) = pass(&volume, &stores)?;
-        for finding in report.findings {
-            if finding.severity != Severity::Info && !repaired.contains(&finding) {
-                repaired.push(finding);
-            }
-        }
-        if fixes.is_empty() {
+    let (mut whole, mut cut) = (0, 0);
+    while whole < PASSES_MAX && cut < CUT_PASSES_MAX {
+        let (stores, _) = open_stores(&volume, true, progress)?;
+        let found = pass_over(&volume, &stores, limits)?.found;
+        repaired.add(found.findings);
+        if found.fixes.is_empty() {
             // The commits of this repair may have used spare chunks of the metadata region. Opening an allocator proves that the
             // counts agree: each container has room for its used blocks and its chunks.
             let allocator = Allocator::of_volume(&stores.all, &volume)?;
             drop(allocator);
             break;
         }
-        stores.commit(fixes)?;
+        stores.commit(found.fixes)?;
         stores.close()?;
+        match found.is_cut {
+            true => cut += 1,
+            false => whole += 1,
+        }
     }
-    let (stores, _) = open_stores(&volume, true)?;
+    let (stores, _) = open_stores(&volume, true, progress)?;
     stores.note_repair()?;
     stores.close()?;
     volume.mark_clean()?;

@@ -233,6 +233,16 @@ fn journal_of(volume: &Volume, store: usize) -> JournalPlace {
     }
 }
 
+/// Returns the metadata regions of the stores, for a check of their bytes.
+pub(crate) fn regions(volume: &Volume) -> Vec<Arc<Region>> {
+    let count = volume.superblocks().with(|s| s.stores());
+    let region = |store| {
+        let superblocks = volume.superblocks().clone();
+        Region::new(volume.devices().to_vec(), superblocks, store)
+    };
+    (0..count).map(region).collect()
+}
+
 /// Opens a store without its journal.
 fn open_redb(volume: &Volume, cache_bytes: usize, store: usize) -> Result<StoreRef> {
     let region = if volume.read_only() {

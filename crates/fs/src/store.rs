@@ -15,6 +15,7 @@ mod prepared;
 mod records;
 pub(crate) mod recovery;
 pub mod region;
+mod scan;
 pub mod tables;
 mod view;
 

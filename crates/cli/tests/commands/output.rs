@@ -1,6 +1,6 @@
 //! Output for scripts and people: JSON, manual pages, and the commands `place` and `where`.
 
-use super::support::{Volume, jericho, pattern, succeed};
+use super::support::{Volume, jericho, output, pattern, succeed};
 
 #[test]
 fn stat_prints_every_slice_with_its_counters_as_json() {
@@ -196,4 +196,23 @@ fn every_subcommand_has_a_manual_page_and_help_with_its_options() {
     for shell in ["bash", "zsh", "fish"] {
         assert!(succeed(&mut jericho(["completions", shell])).contains("topology"));
     }
+}
+
+#[test]
+fn a_check_shows_its_progress_on_a_terminal_only() {
+    let volume = Volume::formatted();
+    let silent = output(jericho(["check"]).arg(volume.file()));
+    assert!(silent.status.success());
+    assert_eq!(String::from_utf8_lossy(&silent.stderr), "");
+    // script(1) gives the command a terminal, and copies what appears there.
+    let program = env!("CARGO_BIN_EXE_jericho");
+    let command = format!("{program} check {}", volume.file().display());
+    let mut script = std::process::Command::new("script");
+    script.args(["-qec", &command, "/dev/null"]);
+    let shown = succeed(script.stdin(std::process::Stdio::null()));
+    assert!(shown.contains("is sound"), "{shown}");
+    assert!(
+        shown.contains("read") && shown.contains('\u{1b}'),
+        "{shown}"
+    );
 }

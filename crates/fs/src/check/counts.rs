@@ -1,114 +1,99 @@
-//! Checks the numbers that the store keeps so that a mount need not count: the marks of the inode numbers, the number of inodes and
-//! the blocks of each file.
+//! Checks the numbers that the stores keep so that a mount need not count: the marks of the inode numbers and the numbers of inodes.
 
-use jericho_format::record::{INO_COUNTER_BITS, INODES_NAME, ino_mark_name, ino_of, parts_of_ino};
+use jericho_format::record::{INO_COUNTER_BITS, INODES_NAME, ino_mark_name, ino_of};
 
-use super::Pass;
-use super::stores::Fix;
+use super::findings::Found;
+use super::inodes::Numbers;
+use super::stores::{Range, Stores, Subject};
 use crate::error::Result;
 use crate::numbers::mark_after;
-use crate::shard::ShardId;
 use crate::store::codec;
 use crate::store::tables::{Row, Table};
 use crate::types::{Ino, SliceId};
 
-impl Pass<'_> {
-    /// Reads the marks and the number of inodes.
-    pub(super) fn values(&mut self) -> Result<()> {
-        let slices = self.volume.slices().len();
-        let stores = self.stores;
-        let counts = &mut self.counts;
-        counts.inodes = vec![None; stores.all.len()];
-        counts.inode_rows = vec![0; stores.all.len()];
-        counts.marks = vec![None; slices];
-        counts.has_mark = vec![false; slices];
-        counts.highest = vec![0; slices];
+/// What the stores say about the inode numbers and the numbers of inodes.
+pub(super) struct Counts {
+    /// By slice: the mark, if it is a possible one.
+    marks: Vec<Option<u64>>,
+    /// By slice: whether its store has a row for the mark.
+    has_mark: Vec<bool>,
+    /// By shard: the number of inodes that its store says.
+    inodes: Vec<Option<u64>>,
+}
+
+impl Counts {
+    /// Reads the values of the stores.
+    pub fn read(subject: Subject, found: &mut Found) -> Result<Counts> {
+        let slices = subject.volume.slices().len();
+        let mut counts = Counts {
+            marks: vec![None; slices],
+            has_mark: vec![false; slices],
+            inodes: vec![None; subject.stores.all.len()],
+        };
         let names: Vec<String> = (0..slices as SliceId).map(ino_mark_name).collect();
-        stores.scan(Table::Values, |shard, key, value| {
-            let number = codec::number_of_value("", value).ok();
-            if key == INODES_NAME.as_bytes() {
-                counts.inodes[shard.index()] = number;
-            }
-            if let Some(slice) = names.iter().position(|name| name.as_bytes() == key) {
-                counts.has_mark[slice] = true;
-                counts.marks[slice] =
-                    number.filter(|mark| (2..=1 << INO_COUNTER_BITS).contains(mark));
-            }
-        })
-    }
-
-    /// Returns whether a writer can have given an inode this number, and remembers the number if so.
-    pub(super) fn is_possible_ino(&mut self, ino: Ino) -> bool {
-        let Some((slice, counter)) = parts_of_ino(ino) else {
-            return false;
-        };
-        let Some(highest) = self.counts.highest.get_mut(usize::from(slice)) else {
-            return false;
-        };
-        *highest = counter.max(*highest);
-        true
-    }
-
-    /// Counts a row of a shard's table of inodes.
-    pub(super) fn count_inode_row(&mut self, shard: ShardId) {
-        self.counts.inode_rows[shard.index()] += 1;
-    }
-
-    /// Returns a number for an inode that the repair makes. Called once in a pass.
-    pub(super) fn new_ino(&mut self) -> Ino {
-        let counts = &mut self.counts;
-        let mark = counts.marks.first().copied().flatten().unwrap_or(0);
-        let highest = counts.highest.first().copied().unwrap_or(0);
-        counts.made = mark.max(highest + 1).max(2);
-        ino_of(0, counts.made)
-    }
-
-    /// Compares the marks, the number of inodes and the blocks of each inode with what is in the store.
-    pub(super) fn counts(&mut self) {
-        self.marks();
-        for shard in self.stores.map().all().iter() {
-            self.inode_count(shard);
+        for shard in subject.stores.shards() {
+            let range = Range::all(shard, Table::Values);
+            subject.stores.scan_all(range, found, |_, key, value| {
+                let number = codec::number_of_value("", value).ok();
+                if key == INODES_NAME.as_bytes() {
+                    counts.inodes[shard.index()] = number;
+                }
+                if let Some(slice) = names.iter().position(|name| name.as_bytes() == key) {
+                    counts.has_mark[slice] = true;
+                    counts.marks[slice] =
+                        number.filter(|mark| (2..=1 << INO_COUNTER_BITS).contains(mark));
+                }
+                true
+            })?;
         }
-        let wrong: Vec<Ino> = self
-            .inodes
-            .iter()
-            .filter(|(_, seen)| seen.record.blocks != seen.blocks)
-            .map(|(ino, _)| *ino)
-            .collect();
-        for ino in wrong {
-            let Some(seen) = self.inodes.get_mut(&ino) else {
+        Ok(counts)
+    }
+
+    /// Returns the counter of slice 0 for an inode that the repair makes.
+    pub fn unused(&self, numbers: &Numbers) -> u64 {
+        let mark = self.marks.first().copied().flatten().unwrap_or(0);
+        let highest = numbers.highest.first().copied().unwrap_or(0);
+        mark.max(highest + 1).max(2)
+    }
+
+    /// Returns the inode number of a counter of slice 0.
+    pub fn ino(counter: u64) -> Ino {
+        ino_of(0, counter)
+    }
+
+    /// Compares the marks and the numbers of inodes with the inodes. `made` is the counter of an inode that the repair makes, if it
+    /// makes one.
+    pub fn compare(
+        &self,
+        subject: Subject,
+        numbers: &Numbers,
+        made: Option<u64>,
+        found: &mut Found,
+    ) {
+        self.compare_marks(subject.stores, numbers, found);
+        if let Some(made) = made {
+            let row = value_row(&ino_mark_name(0), mark_after(made));
+            subject.stores.fix(found, row);
+        }
+        for shard in subject.stores.shards() {
+            let (counted, rows) = (self.inodes[shard.index()], numbers.rows[shard.index()]);
+            // A store without inodes need not have the row.
+            if counted == Some(rows) || (counted.is_none() && rows == 0) {
                 continue;
-            };
-            let (said, blocks) = (seen.record.blocks, seen.blocks);
-            seen.record.blocks = blocks;
-            self.damage(format!(
-                "inode {ino} says that it has {said} blocks, and it has {blocks}"
+            }
+            let impossible = || "an impossible number of".to_owned();
+            let counted = counted.map_or_else(impossible, |counted| counted.to_string());
+            found.damage(format!(
+                "the store says that there are {counted} inodes, and there are {rows}"
             ));
-            self.put_inode(ino);
+            found.fix(shard, value_row(INODES_NAME, rows));
         }
     }
 
-    fn inode_count(&mut self, shard: ShardId) {
-        let counted = self.counts.inodes[shard.index()];
-        let rows = self.counts.inode_rows[shard.index()];
-        // A store without inodes need not have the row.
-        if counted == Some(rows) || (counted.is_none() && rows == 0) {
-            return;
-        }
-        let counted = counted.map_or("an impossible number of".into(), |counted| {
-            counted.to_string()
-        });
-        self.damage(format!(
-            "the store says that there are {counted} inodes, and there are {rows}"
-        ));
-        let row = value_row(INODES_NAME, rows);
-        self.fixes.push(Fix { shard, row });
-    }
-
-    fn marks(&mut self) {
-        for slice in 0..self.counts.marks.len() {
-            let (mark, highest) = (self.counts.marks[slice], self.counts.highest[slice]);
-            let is_impossible = self.counts.has_mark[slice] && mark.is_none();
+    fn compare_marks(&self, stores: &Stores, numbers: &Numbers, found: &mut Found) {
+        for (slice, mark) in self.marks.iter().enumerate() {
+            let highest = numbers.highest[slice];
+            let is_impossible = self.has_mark[slice] && mark.is_none();
             // The root directory needs no mark.
             let is_low = highest > 1 && mark.is_none_or(|mark| mark <= highest);
             if !is_impossible && !is_low {
@@ -116,13 +101,10 @@ impl Pass<'_> {
             }
             let name = ino_mark_name(slice as SliceId);
             let mark = mark.map_or("no possible number".into(), |mark| mark.to_string());
-            self.damage(format!(
+            found.damage(format!(
                 "the mark {name} is {mark}, and must be more than {highest}"
             ));
-            self.fix(value_row(&name, mark_after(highest)));
-        }
-        if self.counts.made > 0 {
-            self.fix(value_row(&ino_mark_name(0), mark_after(self.counts.made)));
+            stores.fix(found, value_row(&name, mark_after(highest)));
         }
     }
 }

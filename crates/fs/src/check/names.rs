@@ -1,436 +1,273 @@
-//! Checks inodes, entries, links, orphans and attributes.
+//! Compares entries, orphans and attributes with the inodes of a window.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
-use jericho_format::FILE_BYTES_MAX;
 use jericho_format::record::{self, key_number};
 
-use super::stores::Fix;
-use super::{Pass, Seen, Severity};
+use super::findings::{FIXES_MAX, Found, show};
+use super::index::{Index, Lookup, Part, Place};
+use super::parallel::in_parallel;
+use super::stores::{Range, Subject};
 use crate::error::Result;
-use crate::format;
 use crate::shard::ShardId;
-use crate::store::tables::Row;
 use crate::store::tables::Table;
 use crate::store::{Entry, codec};
-use crate::types::{Ino, Kind, ROOT, SliceId};
+use crate::types::{Ino, Kind, ROOT};
 
-/// Directory that takes the inodes without a path from the root.
-const LOST_AND_FOUND: &[u8] = b"lost+found";
-
-fn show(name: &[u8]) -> String {
-    String::from_utf8_lossy(name).escape_debug().collect()
+/// An entry that names a directory which records another parent.
+struct Astray {
+    dir: Ino,
+    entry: Entry,
 }
 
-impl Pass<'_> {
-    /// Has the repair put or remove a row in the store where it belongs.
-    pub(super) fn fix(&mut self, row: Row) {
-        let home = self.stores.home_of(row.table, &row.key);
-        let shard = home.unwrap_or_else(|| self.stores.map().of_ino(ROOT));
-        self.fixes.push(Fix { shard, row });
-    }
+/// Compares orphans and attributes with the inodes of the window. Marks orphans in the index.
+pub(super) fn orphans_and_xattrs(subject: Subject, index: &Index, found: &mut Found) -> Result<()> {
+    let each = in_parallel(&index.parts, |part| {
+        let mut found = Found::default();
+        if !part.is_over() {
+            orphans(subject, index, part, &mut found)?;
+            xattrs(subject, index, part, &mut found)?;
+        }
+        Ok(found)
+    })?;
+    each.into_iter().for_each(|one| found.extend(one));
+    Ok(())
+}
 
-    /// Has the repair remove a row from the store where it belongs.
-    pub(super) fn remove(&mut self, table: Table, key: &[u8]) {
-        self.fix(Row {
-            table,
-            key: key.to_vec(),
-            value: None,
-        });
-    }
+fn orphans(subject: Subject, index: &Index, part: &Part, found: &mut Found) -> Result<()> {
+    let (from, to) = part.keys();
+    let range = Range {
+        from: &from,
+        to: to.as_deref(),
+        ..Range::all(part.shard, Table::Orphans)
+    };
+    subject.stores.scan_all(range, found, |found, key, _| {
+        match key_number(key).and_then(|ino| index.place(ino)) {
+            Some(place) => place.set_orphan(),
+            None => {
+                let ino = key_number(key).unwrap_or_default();
+                found.damage(format!("inode {ino} is to be removed but does not exist"));
+                found.remove_from(part.shard, Table::Orphans, key);
+            }
+        }
+        true
+    })
+}
 
-    /// Has the repair remove a row from the store that has it, because its key may make no sense.
-    pub(super) fn remove_from(&mut self, shard: ShardId, table: Table, key: &[u8]) {
-        let row = Row {
-            table,
-            key: key.to_vec(),
-            value: None,
+fn xattrs(subject: Subject, index: &Index, part: &Part, found: &mut Found) -> Result<()> {
+    let (from, to) = part.keys();
+    let range = Range {
+        from: &from,
+        to: to.as_deref(),
+        ..Range::all(part.shard, Table::Xattrs)
+    };
+    // The inode of the last row, and whether it exists.
+    let mut last = (0, false);
+    subject.stores.scan_all(range, found, |found, key, _| {
+        let ino = key_number(key).unwrap_or_default();
+        if last.0 != ino || !last.1 {
+            last = (ino, index.place(ino).is_some());
+        }
+        if !last.1 {
+            let name = show(key.get(8..).unwrap_or_default());
+            found.damage(format!(
+                "attribute {name} belongs to inode {ino}, which does not exist"
+            ));
+            found.remove_from(part.shard, Table::Xattrs, key);
+        }
+        true
+    })
+}
+
+/// Compares all entries with the inodes of the window, and counts them in the index. Returns the directories whose name is in
+/// another directory than they record, with that directory.
+pub(super) fn entries(
+    subject: Subject,
+    index: &Index,
+    found: &mut Found,
+) -> Result<BTreeMap<Ino, Ino>> {
+    let shards = subject.stores.shards();
+    let each = in_parallel(&shards, |shard| {
+        let mut entries = Entries {
+            subject,
+            index,
+            shard: *shard,
+            found: Found::default(),
+            astray: Vec::new(),
+            dir: (0, Lookup::Elsewhere),
         };
-        self.fixes.push(Fix { shard, row });
+        entries.all()?;
+        Ok((entries.found, entries.astray))
+    })?;
+    let mut moved = BTreeMap::new();
+    let mut all_astray = Vec::new();
+    for (one, astray) in each {
+        found.extend(one);
+        all_astray.extend(astray);
     }
-
-    pub(super) fn put_inode(&mut self, ino: Ino) {
-        if let Some(seen) = self.inodes.get(&ino) {
-            let value = Some(codec::inode_to_bytes(&seen.record));
-            let key = record::ino_key(ino).to_vec();
-            self.fix(Row {
-                table: Table::Inodes,
-                key,
-                value,
-            });
+    for Astray { dir, entry } in all_astray {
+        let Some(place) = index.place(entry.ino) else {
+            continue;
+        };
+        if place.set_named() {
+            let what = format!("is a second name of directory {}", entry.ino);
+            refuse(subject, found, dir, &entry, &what);
+        } else {
+            moved.insert(entry.ino, dir);
+            accept(subject, found, dir, index.lookup(dir), &entry, place);
         }
     }
+    Ok(moved)
+}
 
-    /// Adds an entry with the right hash.
-    fn put_entry(&mut self, dir: Ino, name: &[u8], ino: Ino, kind: Kind) {
-        let key = record::entry_key(dir, self.volume.hash_name(name), name);
-        let value = Some(codec::entry_to_bytes(ino, kind).to_vec());
-        self.fix(Row {
-            table: Table::Entries,
-            key,
-            value,
-        });
-    }
+/// The entries of a shard.
+struct Entries<'a> {
+    subject: Subject<'a>,
+    index: &'a Index,
+    shard: ShardId,
+    found: Found,
+    astray: Vec<Astray>,
+    /// The directory of the last entry, and what the index knows of it.
+    dir: (Ino, Lookup<'a>),
+}
 
-    pub(super) fn inodes(&mut self) -> Result<()> {
-        let stores = self.stores;
-        stores.scan(Table::Inodes, |shard, key, value| {
-            self.count_inode_row(shard);
-            let ino = key_number(key).filter(|_| key.len() == 8);
-            let Some(ino) = ino.filter(|ino| self.is_possible_ino(*ino)) else {
-                self.damage(format!(
-                    "a record has the impossible inode number {key:02x?}"
-                ));
-                self.remove_from(shard, Table::Inodes, key);
-                return;
-            };
-            match codec::inode_from_bytes(ino, value) {
-                Ok(record) => {
-                    let seen = Seen {
-                        record,
-                        names: 0,
-                        entries: 0,
-                        subdirectories: 0,
-                        reachable: false,
-                        orphan: false,
-                        blocks: 0,
-                        name_key: None,
-                    };
-                    self.inodes.insert(ino, seen);
-                }
-                Err(_) => {
-                    self.damage(format!(
-                        "the record of inode {ino} is invalid; the inode is lost"
-                    ));
-                    self.remove_from(shard, Table::Inodes, key);
-                }
-            }
-        })?;
-        let root = self.inodes.get(&ROOT).map(|seen| seen.record.kind);
-        if root != Some(Kind::Directory) {
-            self.damage("there is no root directory".into());
-            let record = format::root((0, 0));
-            let seen = Seen {
-                record,
-                names: 0,
-                entries: 0,
-                subdirectories: 0,
-                reachable: false,
-                orphan: false,
-                blocks: 0,
-                name_key: None,
-            };
-            self.inodes.insert(ROOT, seen);
-            self.put_inode(ROOT);
-        }
-        Ok(())
-    }
-
-    pub(super) fn orphans(&mut self) -> Result<()> {
-        let stores = self.stores;
-        stores.scan(Table::Orphans, |shard, key, _| {
-            match key_number(key).and_then(|ino| self.inodes.get_mut(&ino)) {
-                Some(seen) => seen.orphan = true,
-                None => {
-                    let ino = key_number(key).unwrap_or_default();
-                    self.damage(format!("inode {ino} is to be removed but does not exist"));
-                    self.remove_from(shard, Table::Orphans, key);
-                }
-            }
-        })
-    }
-
-    pub(super) fn entries(&mut self) -> Result<()> {
-        // The directories in each directory, to find the reachable inodes.
-        let mut children: HashMap<Ino, Vec<Ino>> = HashMap::new();
-        let stores = self.stores;
-        stores.scan(Table::Entries, |shard, key, value| {
+impl Entries<'_> {
+    fn all(&mut self) -> Result<()> {
+        let stores = self.subject.stores;
+        let range = Range::all(self.shard, Table::Entries);
+        let mut misplaced = Found::default();
+        let is_first = self.index.is_first;
+        // Rows that no window has are reported in the first one.
+        let mut each = |key: &[u8], value: &[u8]| {
             let dir = key_number(key).unwrap_or_default();
             match codec::entry_of_row(key, value) {
-                Ok(entry) => self.entry(dir, key, &entry, &mut children),
-                Err(_) => {
-                    self.damage(format!("an entry of directory {dir} is invalid"));
-                    self.remove_from(shard, Table::Entries, key);
+                Ok(entry) => self.one(dir, entry),
+                Err(_) if is_first => {
+                    let text = format!("an entry of directory {dir} is invalid");
+                    self.found.damage(text);
+                    self.found.remove_from(self.shard, Table::Entries, key);
                 }
+                Err(_) => {}
             }
-        })?;
-        let mut next = vec![ROOT];
-        while let Some(dir) = next.pop() {
-            if let Some(seen) = self.inodes.get_mut(&dir)
-                && !seen.reachable
-            {
-                seen.reachable = true;
-                next.extend(children.remove(&dir).into_iter().flatten());
+            true
+        };
+        match is_first {
+            true => {
+                stores.scan_all(range, &mut misplaced, |_, key, value| each(key, value))?;
             }
+            false => stores.scan(range, each)?,
         }
+        self.found.extend(misplaced);
         Ok(())
     }
 
-    fn entry(
-        &mut self,
-        dir: Ino,
-        key: &[u8],
-        entry: &Entry,
-        children: &mut HashMap<Ino, Vec<Ino>>,
-    ) {
-        let name = show(&entry.name);
-        let ino = entry.ino;
-        let wrong = if entry.name.is_empty()
-            || entry.name.len() > 255
-            || matches!(&entry.name[..], b"." | b"..")
-            || entry.name.iter().any(|b| matches!(b, 0 | b'/'))
-        {
-            Some("has an impossible name".to_owned())
-        } else if self
-            .inodes
-            .get(&dir)
-            .is_none_or(|d| d.record.kind != Kind::Directory)
-        {
-            Some("is in no directory".to_owned())
-        } else {
-            match self.inodes.get(&ino) {
-                None => Some(format!("names inode {ino}, which does not exist")),
-                Some(seen)
-                    if seen.record.kind == Kind::Directory && (ino == ROOT || seen.names > 0) =>
-                {
-                    Some(format!("is a second name of directory {ino}"))
-                }
-                Some(_) => None,
+    fn one(&mut self, dir: Ino, entry: Entry) {
+        let index = self.index;
+        if self.dir.0 != dir {
+            self.dir = (dir, index.lookup(dir));
+        }
+        let target = index.lookup(entry.ino);
+        let is_named_right = is_possible_name(&entry.name);
+        let wrong = match (&self.dir.1, &target) {
+            (Lookup::Elsewhere, Lookup::Elsewhere) => return,
+            // The window of the inode that is named refuses the entry.
+            (_, Lookup::Elsewhere) if !is_named_right => return,
+            _ if !is_named_right => Some("has an impossible name".to_owned()),
+            (Lookup::Missing, _) => Some("is in no directory".to_owned()),
+            (Lookup::Here(place), _) if !place.is(Kind::Directory) => {
+                Some("is in no directory".to_owned())
             }
+            (_, Lookup::Missing) => {
+                Some(format!("names inode {}, which does not exist", entry.ino))
+            }
+            (Lookup::Here(place), Lookup::Elsewhere) => {
+                place.add_entry(entry.kind == Kind::Directory);
+                return;
+            }
+            (_, Lookup::Here(place)) if place.is(Kind::Directory) => {
+                self.name_of_directory(dir, &entry, *place)
+            }
+            (_, Lookup::Here(_)) => None,
         };
         if let Some(wrong) = wrong {
-            self.damage(format!("entry {name} of directory {dir} {wrong}"));
-            self.remove(Table::Entries, key);
+            refuse(self.subject, &mut self.found, dir, &entry, &wrong);
             return;
         }
-        if entry.hash != self.volume.hash_name(&entry.name) {
-            self.damage(format!("entry {name} of directory {dir} has a wrong hash"));
-            self.remove(Table::Entries, key);
-            self.put_entry(dir, &entry.name, ino, entry.kind);
-        }
-        let Some(seen) = self.inodes.get_mut(&ino) else {
+        let Lookup::Here(place) = target else {
             return;
         };
-        seen.names += 1;
-        let kind = seen.record.kind;
-        let parent = seen.record.parent;
-        if kind == Kind::Directory {
-            seen.record.parent = dir;
-            seen.name_key = Some(key.into());
-            if dir == ROOT && &entry.name[..] == LOST_AND_FOUND {
-                self.lost_and_found = Some(ino);
+        if place.is(Kind::Directory) && place.parent() != dir {
+            // Counts only if no entry in the recorded parent names the directory.
+            if self.astray.len() < FIXES_MAX {
+                self.astray.push(Astray { dir, entry });
+            } else {
+                self.found.is_cut = true;
             }
-            children.entry(dir).or_default().push(ino);
-        }
-        if kind != entry.kind {
-            self.damage(format!(
-                "entry {name} of directory {dir} has the wrong type for inode {ino}"
-            ));
-            self.put_entry(dir, &entry.name, ino, kind);
-        }
-        if kind == Kind::Directory && parent != dir {
-            self.damage(format!(
-                "directory {ino} is in {dir} but says that it is in {parent}"
-            ));
-            self.put_inode(ino);
-        }
-        if let Some(directory) = self.inodes.get_mut(&dir) {
-            directory.entries += 1;
-            directory.subdirectories += u64::from(kind == Kind::Directory);
-        }
-    }
-
-    /// Checks link counts, sizes of directories, and inodes without a name.
-    pub(super) fn links(&mut self) {
-        let mut lost = Vec::new();
-        let all: Vec<Ino> = self.inodes.keys().copied().collect();
-        for ino in all {
-            self.slices_of_inode(ino);
-            if self.is_open_orphan(ino) {
-                continue;
-            }
-            // A directory that has a name and cannot be reached is below one without a name, or in a cycle.
-            if ino != ROOT && self.inodes.get(&ino).is_some_and(|seen| seen.names == 0) {
-                lost.push(ino);
-            }
-            self.link_count(ino);
-            self.size_of_inode(ino);
-        }
-        self.cycles(&mut lost);
-        for ino in &lost {
-            self.damage(format!("no name leads to inode {ino}"));
-        }
-        if !lost.is_empty() {
-            self.adopt(&lost);
-        }
-    }
-
-    /// Checks that the slices of an inode exist.
-    fn slices_of_inode(&mut self, ino: Ino) {
-        let Some(seen) = self.inodes.get(&ino) else {
             return;
-        };
-        let slices = self.volume.slices().len();
-        let beyond = |slice: Option<SliceId>| slice.is_some_and(|s| usize::from(s) >= slices);
-        if beyond(seen.record.slice) || beyond(seen.record.placement) {
-            if let Some(seen) = self.inodes.get_mut(&ino) {
-                let record = &mut seen.record;
-                record.slice = record.slice.map(|s| if beyond(Some(s)) { 0 } else { s });
-                record.placement = record.placement.filter(|s| !beyond(Some(*s)));
-            }
-            self.damage(format!("inode {ino} is of a slice that does not exist"));
-            self.put_inode(ino);
         }
+        accept(
+            self.subject,
+            &mut self.found,
+            dir,
+            self.dir.1,
+            &entry,
+            place,
+        );
     }
 
-    /// Returns whether an inode was open without a name. Reports orphans.
-    fn is_open_orphan(&mut self, ino: Ino) -> bool {
-        let Some(seen) = self.inodes.get(&ino) else {
-            return false;
-        };
-        let (names, orphan) = (seen.names, seen.orphan);
-        if orphan && names > 0 {
-            self.damage(format!(
-                "inode {ino} is to be removed but has {names} names"
-            ));
-            self.remove(Table::Orphans, &record::ino_key(ino));
-        } else if orphan {
-            self.find(
-                Severity::Info,
-                format!("inode {ino} was open without a name; the next mount removes it"),
-            );
-            return true;
-        }
-        false
+    /// Returns why an entry cannot be the name of a directory.
+    fn name_of_directory(&self, dir: Ino, entry: &Entry, place: Place) -> Option<String> {
+        let is_second = entry.ino == ROOT || (place.parent() == dir && place.set_named());
+        is_second.then(|| format!("is a second name of directory {}", entry.ino))
     }
+}
 
-    /// Compares the link count of an inode with its names, or of a directory with its subdirectories.
-    fn link_count(&mut self, ino: Ino) {
-        let Some(seen) = self.inodes.get_mut(&ino) else {
-            return;
-        };
-        let names = seen.names;
-        let links = if seen.record.kind == Kind::Directory {
-            2 + seen.subdirectories
-        } else {
-            names
-        };
-        let found = u64::from(seen.record.nlink);
-        if found != links && names + u64::from(ino == ROOT) > 0 {
-            seen.record.nlink = links as u32;
-            self.damage(format!(
-                "inode {ino} has link count {found} instead of {links}"
-            ));
-            self.put_inode(ino);
-        }
+fn is_possible_name(name: &[u8]) -> bool {
+    !name.is_empty()
+        && name.len() <= 255
+        && !matches!(name, b"." | b"..")
+        && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
+}
+
+/// Reports an entry, and has the repair remove it.
+fn refuse(subject: Subject, found: &mut Found, dir: Ino, entry: &Entry, wrong: &str) {
+    let name = show(&entry.name);
+    found.damage(format!("entry {name} of directory {dir} {wrong}"));
+    let key = record::entry_key(dir, entry.hash, &entry.name);
+    subject.stores.remove(found, Table::Entries, &key);
+}
+
+/// Counts an entry for its directory, if the window has that, and for the inode that it names. Corrects its hash and its type.
+fn accept(
+    subject: Subject,
+    found: &mut Found,
+    dir: Ino,
+    directory: Lookup,
+    entry: &Entry,
+    place: Place,
+) {
+    place.add_name();
+    if let Lookup::Here(directory) = directory {
+        directory.add_entry(place.is(Kind::Directory));
     }
-
-    /// Compares the size of a directory with its entries, of a symbolic link with its target, and of a file with the largest
-    /// size that a file can have.
-    fn size_of_inode(&mut self, ino: Ino) {
-        let Some(seen) = self.inodes.get_mut(&ino) else {
-            return;
-        };
-        let (entries, size) = (seen.entries, seen.record.size);
-        let wrong_size = match seen.record.kind {
-            Kind::Directory => (size != entries).then_some(entries),
-            Kind::Symlink => {
-                let length = seen.record.target.as_ref().map_or(0, |t| t.len() as u64);
-                (size != length).then_some(length)
-            }
-            Kind::File => (size > FILE_BYTES_MAX).then_some(FILE_BYTES_MAX),
-            _ => None,
-        };
-        if let Some(right) = wrong_size {
-            seen.record.size = right;
-            self.damage(format!("inode {ino} has size {size} instead of {right}"));
-            self.put_inode(ino);
-        }
+    let hash = subject.volume.hash_name(&entry.name);
+    let name = show(&entry.name);
+    let has_kind = place.is(entry.kind);
+    if entry.hash != hash {
+        found.damage(format!("entry {name} of directory {dir} has a wrong hash"));
+        let key = record::entry_key(dir, entry.hash, &entry.name);
+        subject.stores.remove(found, Table::Entries, &key);
     }
-
-    /// Finds directories that contain each other. Treats one directory of each cycle as lost.
-    fn cycles(&mut self, lost: &mut Vec<Ino>) {
-        let is_unreachable =
-            |seen: &Seen| seen.record.kind == Kind::Directory && !seen.reachable && !seen.orphan;
-        let start: Vec<Ino> = self
-            .inodes
-            .iter()
-            .filter(|(_, s)| is_unreachable(s))
-            .map(|(ino, _)| *ino)
-            .collect();
-        let mut done: HashMap<Ino, Ino> = HashMap::new();
-        for first in start {
-            let mut at = first;
-            // Follows the parents up to an inode already visited, or around the cycle.
-            while let Some(seen) = self.inodes.get(&at)
-                && is_unreachable(seen)
-                && !lost.contains(&at)
-                && !done.contains_key(&at)
-            {
-                done.insert(at, first);
-                at = seen.record.parent;
-            }
-            if done.get(&at) == Some(&first) && !lost.contains(&at) {
-                lost.push(at);
-            }
-        }
+    if !has_kind {
+        found.damage(format!(
+            "entry {name} of directory {dir} has the wrong type for inode {}",
+            entry.ino
+        ));
     }
-
-    /// Gives lost inodes a name in /lost+found.
-    fn adopt(&mut self, lost: &[Ino]) {
-        let hash = self.volume.hash_name(LOST_AND_FOUND);
-        let key = record::entry_key(ROOT, hash, LOST_AND_FOUND);
-        let dir = match self.lost_and_found {
-            Some(ino) => ino,
-            None => {
-                let ino = self.new_ino();
-                let mut record = format::root((0, 0));
-                record.perm = 0o700;
-                let value = Some(codec::inode_to_bytes(&record));
-                let row_key = record::ino_key(ino).to_vec();
-                self.fix(Row {
-                    table: Table::Inodes,
-                    key: row_key,
-                    value,
-                });
-                let value = Some(codec::entry_to_bytes(ino, Kind::Directory).to_vec());
-                self.fix(Row {
-                    table: Table::Entries,
-                    key,
-                    value,
-                });
-                ino
-            }
-        };
-        for ino in lost {
-            let Some(seen) = self.inodes.get_mut(ino) else {
-                continue;
-            };
-            let kind = seen.record.kind;
-            if kind == Kind::Directory {
-                seen.record.parent = dir;
-                // Breaks a cycle where the search entered it, by removing the name inside the cycle.
-                if let Some(key) = seen.name_key.take() {
-                    self.remove(Table::Entries, &key);
-                }
-                self.put_inode(*ino);
-            }
-            let name = format!("#{ino}").into_bytes();
-            self.put_entry(dir, &name, *ino, kind);
-        }
-    }
-
-    pub(super) fn xattrs(&mut self) -> Result<()> {
-        let stores = self.stores;
-        stores.scan(Table::Xattrs, |shard, key, _| {
-            let ino = key_number(key).unwrap_or_default();
-            if !self.inodes.contains_key(&ino) {
-                let name = show(key.get(8..).unwrap_or_default());
-                self.damage(format!(
-                    "attribute {name} belongs to inode {ino}, which does not exist"
-                ));
-                self.remove_from(shard, Table::Xattrs, key);
-            }
-        })
+    if entry.hash != hash || !has_kind {
+        let key = record::entry_key(dir, hash, &entry.name);
+        let value = codec::entry_to_bytes(entry.ino, place.kind());
+        let stores = subject.stores;
+        stores.put(found, Table::Entries, &key, value.to_vec());
     }
 }

@@ -1,297 +1,392 @@
-//! Compares extents with the slices, with each other, with the metadata chunks and with the bitmaps.
+//! Compares the bitmaps with the extents and the metadata chunks, and finds blocks with two owners.
 
-use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use jericho_format::PAGE_MAX;
+use jericho_format::record;
 use jericho_format::superblock::CHUNK_BY_FORMAT;
+use parking_lot::Mutex;
 
-use super::{Pass, Severity};
+use super::extents::{Refused, possible};
+use super::findings::{FIXES_MAX, Found, Severity, show_key};
+use super::parallel::in_parallel;
+use super::stores::{Range, Subject};
+use super::window::{Piece, Window, pieces};
 use crate::alloc::Blocks;
 use crate::error::Result;
 use crate::store::codec;
-use crate::store::tables::Row;
 use crate::store::tables::{Table, container_key};
-use crate::types::{Ino, Kind, SliceId};
+use crate::types::{Ino, SliceId};
 
-/// The owner of a range of blocks.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Owner {
-    Metadata,
-    /// Inode and first page.
-    File(Ino, u64),
+/// A range of blocks: slice, first block, block after the last one.
+type Stretch = (SliceId, u64, u64);
+
+/// The comparison of the space.
+struct Space<'a> {
+    subject: Subject<'a>,
+    /// The metadata chunks, in order.
+    chunks: Vec<Stretch>,
+    refused: Refused,
+    found: Found,
 }
 
-/// A range with its owner, ordered by location.
-type Owned = (SliceId, u64, u64, Owner);
-
-type Bitmaps = BTreeMap<(SliceId, u32), Box<[u64]>>;
-
-impl Pass<'_> {
-    pub(super) fn space(&mut self) -> Result<()> {
-        let mut owned = self.extents()?;
-        self.volume.superblocks().with(|s| {
-            let blocks = u64::from(s.head.chunk_blocks.get());
-            for chunk in &s.chunks {
-                let slice = chunk.slice.get();
-                if chunk.slice_first.get() != CHUNK_BY_FORMAT {
-                    owned.push((slice, chunk.slice_first.get(), blocks, Owner::Metadata));
-                }
-            }
-        });
-        self.overlaps(&mut owned);
-        self.bitmaps(&owned)?;
-        self.images()
+/// Compares the bitmaps of the volume with its extents. `refused` has extents that do not count. Returns the number of blocks that
+/// files have.
+pub(super) fn space(subject: Subject, refused: Refused, found: &mut Found) -> Result<u64> {
+    let container_blocks = u64::from(subject.stores.all[0].container_blocks());
+    let mut space = Space {
+        subject,
+        chunks: chunks(subject),
+        refused,
+        found: Found::default(),
+    };
+    let (all, window_max) = pieces(subject, container_blocks);
+    let mut left = &all[..];
+    let mut used = 0;
+    while !left.is_empty() {
+        let (window, rest) = Window::over(left, window_max, container_blocks);
+        left = rest;
+        space.mark(&window)?;
+        let compared = in_parallel(window.pieces, |piece| {
+            Containers::new(subject, &window, piece).compare()
+        })?;
+        for (one, blocks) in compared {
+            space.found.extend(one);
+            used += blocks;
+        }
     }
+    found.extend(space.found);
+    Ok(used)
+}
 
-    /// Checks the form of images. An image of a free block is no damage (`LoggedPages::drop_orphan`).
-    fn images(&mut self) -> Result<()> {
-        let slices = self.volume.slices();
-        let exists = |(slice, block): (SliceId, u64)| {
-            let slice = slices.get(usize::from(slice));
-            slice.is_some_and(|slice| block < slice.blocks)
-        };
-        let stores = self.stores;
-        stores.scan(Table::Logged, |shard, key, value| {
-            let wrong = match codec::image_of_row(key, value) {
-                Ok((block, _)) if exists(block) => return,
-                Ok(((slice, block), _)) => {
-                    format!(
-                        "a logged page is of block {block} of slice {slice}, which does not exist"
-                    )
+/// Returns the metadata chunks that are in slices, in order.
+fn chunks(subject: Subject) -> Vec<Stretch> {
+    let mut chunks: Vec<Stretch> = subject.volume.superblocks().with(|s| {
+        let blocks = u64::from(s.head.chunk_blocks.get());
+        let in_slices = s
+            .chunks
+            .iter()
+            .filter(|chunk| chunk.slice_first.get() != CHUNK_BY_FORMAT);
+        let stretch = |first: u64| (first, first.saturating_add(blocks));
+        in_slices
+            .map(|chunk| {
+                let (first, end) = stretch(chunk.slice_first.get());
+                (chunk.slice.get(), first, end)
+            })
+            .collect()
+    });
+    chunks.sort_unstable();
+    chunks
+}
+
+/// Returns whether blocks are in one of the stretches, which are in order and do not overlap.
+fn touches(stretches: &[Stretch], blocks: &Blocks) -> bool {
+    let (slice, end) = (blocks.slice, blocks.first + u64::from(blocks.count));
+    let at = stretches.partition_point(|s| (s.0, s.2) <= (slice, blocks.first));
+    stretches.get(at).is_some_and(|s| s.0 == slice && s.1 < end)
+}
+
+impl Space<'_> {
+    /// Passes the extents that count to `each`, store by store, several stores at a time.
+    fn extents(&self, each: impl Fn(Ino, u64, Blocks) + Sync) -> Result<()> {
+        let shards = self.subject.stores.shards();
+        in_parallel(&shards, |shard| {
+            let range = Range::all(*shard, Table::Extents);
+            self.subject.stores.scan(range, |key, value| {
+                if let Some((ino, extent)) = possible(self.subject.volume, key, value)
+                    && !self.refused.contains(&(ino, extent.page))
+                {
+                    each(ino, extent.page, extent.blocks);
                 }
-                Err(_) => format!("a logged page is invalid: key {key:02x?}"),
-            };
-            self.damage(wrong);
-            self.remove_from(shard, Table::Logged, key);
+                true
+            })
         })
+        .map(drop)
     }
 
-    fn extents(&mut self) -> Result<Vec<Owned>> {
-        let mut owned = Vec::new();
-        // The file, and the page after its last extent.
-        let mut last = (0, 0);
-        let stores = self.stores;
-        stores.scan(Table::Extents, |shard, key, value| {
-            let Ok((ino, extent)) = codec::extent_of_row(key, value) else {
-                self.damage(format!("an extent is invalid: key {key:02x?}"));
-                self.remove_from(shard, Table::Extents, key);
-                return;
-            };
-            let Blocks {
-                slice,
-                first,
-                count,
-            } = extent.blocks;
-            let capacity = self
-                .volume
-                .slices()
-                .get(usize::from(slice))
-                .map_or(0, |s| s.blocks);
-            let what = format!("extent of inode {ino} at page {}", extent.page);
-            let pages_end = extent.page.checked_add(u64::from(count));
-            let wrong = if self
-                .inodes
-                .get(&ino)
-                .is_none_or(|s| s.record.kind != Kind::File)
-            {
-                Some("belongs to no file".to_owned())
-            } else if count == 0 {
-                Some("is empty".to_owned())
-            } else if first
-                .checked_add(count.into())
-                .is_none_or(|end| end > capacity)
-            {
-                Some(format!("ends beyond slice {slice}"))
-            } else if pages_end.is_none_or(|end| end > PAGE_MAX + 1) {
-                Some("ends beyond the largest file".to_owned())
-            } else if last.0 == ino && last.1 > extent.page {
-                Some("overlaps the one before it".to_owned())
-            } else {
-                None
-            };
-            match wrong {
-                Some(wrong) => {
-                    self.damage(format!("{what} {wrong}"));
-                    self.remove_from(shard, Table::Extents, key);
+    /// Marks the blocks of all extents in the window. Finds those that have two owners.
+    fn mark(&mut self, window: &Window) -> Result<()> {
+        let overlaps: Mutex<Vec<Stretch>> = Mutex::default();
+        let chunks = &self.chunks;
+        self.extents(|_, _, blocks| {
+            let note = |first, end| {
+                let mut overlaps = overlaps.lock();
+                // One more than is kept shows that there are too many.
+                if overlaps.len() <= FIXES_MAX {
+                    overlaps.push((blocks.slice, first, end));
                 }
-                None => {
-                    last = (ino, pages_end.unwrap_or_default());
-                    if let Some(seen) = self.inodes.get_mut(&ino) {
-                        seen.blocks += u64::from(count);
-                    }
-                    owned.push((slice, first, count.into(), Owner::File(ino, extent.page)));
+            };
+            window.mark(&blocks, note);
+            if touches(chunks, &blocks) {
+                note(blocks.first, blocks.first + u64::from(blocks.count));
+            }
+        })?;
+        let overlaps = merged(overlaps.into_inner());
+        if overlaps.is_empty() {
+            return Ok(());
+        }
+        self.found.is_cut |= overlaps.len() > FIXES_MAX;
+        self.resolve(window, &overlaps)
+    }
+
+    /// Removes the extents that overlap metadata or an extent that begins earlier in the slice.
+    fn resolve(&mut self, window: &Window, overlaps: &[Stretch]) -> Result<()> {
+        let owners: Mutex<Vec<Owner>> = Mutex::default();
+        self.extents(|ino, page, blocks| {
+            if touches(overlaps, &blocks) {
+                let mut owners = owners.lock();
+                if owners.len() <= FIXES_MAX {
+                    owners.push((blocks.slice, blocks.first, blocks.count, ino, page));
                 }
             }
         })?;
-        Ok(owned)
-    }
-
-    /// Finds blocks with two owners. Removes an extent that overlaps metadata or an earlier extent of the slice. Leaves only the
-    /// other extents in `owned`.
-    fn overlaps(&mut self, owned: &mut Vec<Owned>) {
-        // In order of location, it suffices to compare each extent with the last kept extent and with the first chunk that ends
-        // after its start.
-        owned.sort_unstable();
-        let chunks: Vec<Owned> = owned
-            .iter()
-            .filter(|o| o.3 == Owner::Metadata)
-            .copied()
-            .collect();
-        let mut kept: Vec<Owned> = Vec::with_capacity(owned.len());
-        for range in owned.drain(..) {
-            let (slice, first, count, owner) = range;
-            let Owner::File(ino, page) = owner else {
-                continue;
-            };
-            let at = chunks.partition_point(|c| (c.0, c.1 + c.2) <= (slice, first));
-            let in_metadata = chunks
-                .get(at)
-                .is_some_and(|c| c.0 == slice && c.1 < first + count);
-            let other = kept
-                .last()
-                .filter(|last| last.0 == slice && last.1 + last.2 > first)
-                .map(|last| last.3);
-            let shared = match other {
-                _ if in_metadata => "metadata".to_owned(),
-                Some(Owner::File(other, _)) => format!("inode {other}"),
-                _ => {
-                    kept.push(range);
+        let mut owners = owners.into_inner();
+        self.found.is_cut |= owners.len() > FIXES_MAX;
+        owners.sort_unstable();
+        // In order of location, it suffices to compare each extent with the last one that is kept.
+        let mut kept: Vec<Owner> = Vec::new();
+        for owner in owners {
+            let blocks = blocks_of(&owner);
+            window.unmark(&blocks);
+            let is_behind =
+                |last: &&Owner| last.0 == owner.0 && last.1 + u64::from(last.2) > owner.1;
+            let other = match kept.last().filter(is_behind) {
+                _ if touches(&self.chunks, &blocks) => "metadata".to_owned(),
+                Some(last) => format!("inode {}", last.3),
+                None => {
+                    kept.push(owner);
                     continue;
                 }
             };
-            self.damage(format!(
-                "blocks {first}..{} of slice {slice} belong to inode {ino} (page {page}) and to {shared}",
-                first + count
-            ));
-            self.remove(
-                Table::Extents,
-                &jericho_format::record::extent_key(ino, page),
-            );
-            if let Some(seen) = self.inodes.get_mut(&ino) {
-                seen.blocks -= count;
-            }
+            self.refuse(owner, &other);
         }
-        *owned = kept;
-    }
-
-    fn bitmaps(&mut self, owned: &[Owned]) -> Result<()> {
-        let container_blocks = u64::from(self.stores.all[0].container_blocks());
-        let words = (container_blocks / 64) as usize;
-        let expected = self.expected_bitmaps(owned, container_blocks);
-        let found = self.stored_bitmaps(words)?;
-        let counts = self.stored_counts()?;
-        let mut all: Vec<(SliceId, u32)> = expected
-            .keys()
-            .chain(found.keys())
-            .chain(counts.keys())
-            .copied()
-            .collect();
-        all.sort_unstable();
-        all.dedup();
-        let none = vec![0; words].into_boxed_slice();
-        for at in all {
-            let want = expected.get(&at).unwrap_or(&none);
-            let have = found.get(&at).unwrap_or(&none);
-            self.compare_bitmaps(at, want, have, counts.get(&at).copied().unwrap_or(0));
+        for owner in kept {
+            window.mark(&blocks_of(&owner), |_, _| {});
         }
         Ok(())
     }
 
-    /// Returns the bitmaps that the owned blocks need. Counts the blocks.
-    fn expected_bitmaps(&mut self, owned: &[Owned], container_blocks: u64) -> Bitmaps {
-        let words = (container_blocks / 64) as usize;
-        let mut expected: Bitmaps = BTreeMap::new();
-        let mut used = 0;
-        for (slice, first, count, _) in owned {
-            used += count;
-            for block in *first..first + count {
-                let container = (block / container_blocks) as u32;
-                let bitmap = expected
-                    .entry((*slice, container))
-                    .or_insert_with(|| vec![0; words].into_boxed_slice());
-                let bit = (block % container_blocks) as usize;
-                bitmap[bit / 64] |= 1 << (bit % 64);
-            }
+    fn refuse(&mut self, (slice, first, count, ino, page): Owner, other: &str) {
+        let end = first + u64::from(count);
+        self.found.damage(format!(
+            "blocks {first}..{end} of slice {slice} belong to inode {ino} (page {page}) and to {other}"
+        ));
+        let key = record::extent_key(ino, page);
+        let stores = self.subject.stores;
+        stores.remove(&mut self.found, Table::Extents, &key);
+        self.refused.insert((ino, page));
+    }
+}
+
+/// Slice, first block and number of blocks of an extent, its inode and its first page: in the order of location.
+type Owner = (SliceId, u64, u32, Ino, u64);
+
+fn blocks_of(owner: &Owner) -> Blocks {
+    Blocks {
+        slice: owner.0,
+        first: owner.1,
+        count: owner.2,
+    }
+}
+
+/// Returns stretches in order, with those that touch each other made one.
+fn merged(mut stretches: Vec<Stretch>) -> Vec<Stretch> {
+    stretches.sort_unstable();
+    let mut merged: Vec<Stretch> = Vec::new();
+    for (slice, first, end) in stretches {
+        match merged.last_mut() {
+            Some(last) if last.0 == slice && first <= last.2 => last.2 = last.2.max(end),
+            _ => merged.push((slice, first, end)),
         }
-        self.report.used_bytes = used * jericho_format::PAGE_BYTES;
-        expected
+    }
+    merged
+}
+
+/// The comparison of the containers of a piece.
+struct Containers<'a> {
+    subject: Subject<'a>,
+    window: &'a Window<'a>,
+    piece: &'a Piece,
+    words: usize,
+    /// The numbers of used blocks that the store has.
+    counts: Vec<u32>,
+    found: Found,
+    used: u64,
+}
+
+impl<'a> Containers<'a> {
+    fn new(subject: Subject<'a>, window: &'a Window<'a>, piece: &'a Piece) -> Containers<'a> {
+        Containers {
+            subject,
+            window,
+            piece,
+            words: subject.stores.all[0].container_blocks() as usize / 64,
+            counts: vec![0; (piece.end - piece.first) as usize],
+            found: Found::default(),
+            used: 0,
+        }
     }
 
-    /// Reads the bitmaps of the store. Removes those that make no sense.
-    fn stored_bitmaps(&mut self, words: usize) -> Result<Bitmaps> {
-        let mut found: Bitmaps = BTreeMap::new();
-        let stores = self.stores;
-        stores.scan(Table::Bitmaps, |shard, key, value| {
-            let row = codec::container_of_key(key)
-                .and_then(|at| Ok((at, codec::bitmap_from_bytes(value, words)?)));
-            match row {
-                Ok((at, bitmap)) => drop(found.insert(at, bitmap)),
+    fn rows(&self, table: Table) -> Range<'a> {
+        Range {
+            shard: self.piece.shard,
+            table,
+            from: &self.piece.from,
+            to: self.piece.to.as_deref(),
+        }
+    }
+
+    /// Returns the container of a key if the piece has it. The repair removes other rows: no piece has them.
+    fn container(&self, key: &[u8], found: &mut Found, table: Table, what: &str) -> Option<u32> {
+        let wrong = match codec::container_of_key(key) {
+            Ok((slice, container)) => {
+                let piece = self.piece;
+                if slice == piece.slice && (piece.first..piece.end).contains(&container) {
+                    return Some(container);
+                }
+                format!("is of container {container} of slice {slice}, which does not exist")
+            }
+            Err(_) => format!("is invalid: key {}", show_key(key)),
+        };
+        found.damage(format!("{what} {wrong}"));
+        found.remove_from(self.piece.shard, table, key);
+        None
+    }
+
+    /// Compares all containers. Returns what was found, and the number of blocks that files have in them.
+    fn compare(mut self) -> Result<(Found, u64)> {
+        let mut found = Found::default();
+        self.read_counts(&mut found)?;
+        let stores = self.subject.stores;
+        let mut next = self.piece.first;
+        let none = vec![0; self.words];
+        stores.scan_all(
+            self.rows(Table::Bitmaps),
+            &mut found,
+            |found, key, value| {
+                let what = "a bitmap";
+                let Some(container) = self.container(key, found, Table::Bitmaps, what) else {
+                    return true;
+                };
+                let Ok(have) = codec::bitmap_from_bytes(value, self.words) else {
+                    found.damage(format!("a bitmap is invalid: key {}", show_key(key)));
+                    found.remove_from(self.piece.shard, Table::Bitmaps, key);
+                    return true;
+                };
+                // The keys are in order, and each container has one.
+                (next..container).for_each(|at| self.container_is(at, &none));
+                self.container_is(container, &have);
+                next = container + 1;
+                true
+            },
+        )?;
+        (next..self.piece.end).for_each(|at| self.container_is(at, &none));
+        found.extend(self.found);
+        Ok((found, self.used))
+    }
+
+    fn read_counts(&mut self, found: &mut Found) -> Result<()> {
+        let mut counts = std::mem::take(&mut self.counts);
+        let rows = self.rows(Table::Used);
+        let stores = self.subject.stores;
+        stores.scan_all(rows, found, |found, key, value| {
+            let what = "a count of used blocks";
+            let Some(container) = self.container(key, found, Table::Used, what) else {
+                return true;
+            };
+            match codec::count_of_value(value) {
+                Ok(count) => counts[(container - self.piece.first) as usize] = count,
                 Err(_) => {
-                    self.damage(format!("a bitmap is invalid: key {key:02x?}"));
-                    self.remove_from(shard, Table::Bitmaps, key);
+                    found.damage(format!("{what} is invalid: key {}", show_key(key)));
+                    found.remove_from(self.piece.shard, Table::Used, key);
                 }
             }
+            true
         })?;
-        Ok(found)
+        self.counts = counts;
+        Ok(())
     }
 
-    /// Reads the counts of used blocks of the store. Removes those that make no sense.
-    fn stored_counts(&mut self) -> Result<BTreeMap<(SliceId, u32), u32>> {
-        let mut counts = BTreeMap::new();
-        let stores = self.stores;
-        stores.scan(Table::Used, |shard, key, value| {
-            let row =
-                codec::container_of_key(key).and_then(|at| Ok((at, codec::count_of_value(value)?)));
-            match row {
-                Ok((at, count)) => drop(counts.insert(at, count)),
-                Err(_) => {
-                    self.damage(format!("a count of used blocks is invalid: key {key:02x?}"));
-                    self.remove_from(shard, Table::Used, key);
-                }
-            }
-        })?;
-        Ok(counts)
-    }
-
-    /// Compares the bitmap of a container, and the number of bits that the store counts in it, with the bitmap that the owned
-    /// blocks need.
-    fn compare_bitmaps(&mut self, at: (SliceId, u32), want: &[u64], have: &[u64], counted: u32) {
-        let both = || want.iter().zip(have.iter());
-        let leaked: u32 = both().map(|(w, h)| (h & !w).count_ones()).sum();
-        let missing: u32 = both().map(|(w, h)| (w & !h).count_ones()).sum();
-        let count: u32 = want.iter().map(|w| w.count_ones()).sum();
-        let place = format!("container {} of slice {}", at.1, at.0);
+    /// Compares the bitmap of a container, and the number of bits that the store counts in it, with the bitmap that the extents
+    /// need.
+    fn container_is(&mut self, container: u32, have: &[u64]) {
+        let (slice, piece) = (self.piece.slice, self.piece);
+        let counted = self.counts[(container - piece.first) as usize];
+        let bits = self.window.bits(slice, container);
+        let wanted = |at: usize| {
+            let word: Option<&AtomicU64> = bits.and_then(|bits| bits.get(at));
+            word.map_or(0, |word| word.load(Ordering::Relaxed))
+        };
+        let (mut leaked, mut missing, mut count, mut held) = (0, 0, 0, 0);
+        for (at, has) in have.iter().enumerate() {
+            let want = wanted(at);
+            leaked += (has & !want).count_ones();
+            missing += (want & !has).count_ones();
+            count += want.count_ones();
+            held += has.count_ones();
+        }
+        self.used += u64::from(count);
+        let place = format_args!("container {container} of slice {slice}").to_string();
         if leaked > 0 {
-            self.find(
+            self.found.find(
                 Severity::Leak,
                 format!("{leaked} blocks in {place} are marked as used but belong to nothing"),
             );
         }
         if missing > 0 {
-            self.damage(format!(
+            self.found.damage(format!(
                 "{missing} blocks in {place} are in use but marked as free"
             ));
         }
-        let held: u32 = have.iter().map(|w| w.count_ones()).sum();
         if counted != held {
-            self.damage(format!(
+            self.found.damage(format!(
                 "{place} has {held} used blocks but counts {counted}"
             ));
         }
-        if leaked > 0 || missing > 0 || counted != count {
-            let key = container_key(at.0, at.1).to_vec();
-            let bitmap = (count > 0).then(|| codec::bitmap_to_bytes(want));
-            let total = (count > 0).then(|| count.to_le_bytes().to_vec());
-            self.fix(Row {
-                table: Table::Bitmaps,
-                key: key.clone(),
-                value: bitmap,
-            });
-            self.fix(Row {
-                table: Table::Used,
-                key,
-                value: total,
-            });
+        if leaked == 0 && missing == 0 && counted == count {
+            return;
+        }
+        let key = container_key(slice, container);
+        let stores = self.subject.stores;
+        if count == 0 {
+            stores.remove(&mut self.found, Table::Bitmaps, &key);
+            stores.remove(&mut self.found, Table::Used, &key);
+        } else {
+            let bitmap: Vec<u64> = (0..self.words).map(wanted).collect();
+            let bytes = codec::bitmap_to_bytes(&bitmap);
+            stores.put(&mut self.found, Table::Bitmaps, &key, bytes);
+            let total = count.to_le_bytes().to_vec();
+            stores.put(&mut self.found, Table::Used, &key, total);
         }
     }
+}
+
+/// Checks the form of images. An image of a free block is no damage (`LoggedPages::drop_orphan`).
+pub(super) fn images(subject: Subject, found: &mut Found) -> Result<()> {
+    let slices = subject.volume.slices();
+    let exists = |(slice, block): (SliceId, u64)| {
+        let slice = slices.get(usize::from(slice));
+        slice.is_some_and(|slice| block < slice.blocks)
+    };
+    let shards = subject.stores.shards();
+    let each = in_parallel(&shards, |shard| {
+        let mut found = Found::default();
+        let range = Range::all(*shard, Table::Logged);
+        subject
+            .stores
+            .scan_all(range, &mut found, |found, key, value| {
+                let wrong = match codec::image_of_row(key, value) {
+                    Ok((block, _)) if exists(block) => return true,
+                    Ok(((slice, block), _)) => format!(
+                        "a logged page is of block {block} of slice {slice}, which does not exist"
+                    ),
+                    Err(_) => format!("a logged page is invalid: key {}", show_key(key)),
+                };
+                found.damage(wrong);
+                found.remove_from(*shard, Table::Logged, key);
+                true
+            })?;
+        Ok(found)
+    })?;
+    each.into_iter().for_each(|one| found.extend(one));
+    Ok(())
 }

@@ -3,11 +3,12 @@
 //! Each row has one store where it belongs. A mount reads it only there. So a check ignores rows that are elsewhere, reports them, and
 //! removes them.
 
-use std::cell::RefCell;
-
 use jericho_format::record::{ino_mark_name, key_number};
 use jericho_volume::Volume;
 
+use super::findings::{Fix, Found, show_key};
+use super::limits::Limits;
+use super::progress::Progress;
 use crate::core::TURN_NAME;
 use crate::error::Result;
 use crate::shard::{ShardId, ShardMap};
@@ -15,29 +16,46 @@ use crate::store::tables::{Row, Table};
 use crate::store::{Change, StoreRef};
 use crate::types::{ROOT, SliceId};
 
-/// A row to put or to remove, and the store in which.
-pub(super) struct Fix {
+/// Rows after which the progress is told.
+const ROWS_TOLD: u64 = 1024;
+
+/// A part of a table in one store: the keys from `from` on and, if `to` is given, before `to`.
+#[derive(Clone, Copy)]
+pub(super) struct Range<'a> {
     pub shard: ShardId,
-    pub row: Row,
+    pub table: Table,
+    pub from: &'a [u8],
+    pub to: Option<&'a [u8]>,
+}
+
+impl Range<'_> {
+    /// Returns a whole table of a store.
+    pub fn all(shard: ShardId, table: Table) -> Range<'static> {
+        Range {
+            shard,
+            table,
+            from: &[],
+            to: None,
+        }
+    }
 }
 
 /// The stores of a volume, one for each shard.
-pub(super) struct Stores {
+pub(super) struct Stores<'p> {
     pub all: Vec<StoreRef>,
     map: ShardMap,
     /// Names of the values that belong to one slice.
     marks: Vec<String>,
-    /// Rows that scans have found in a store where they do not belong.
-    misplaced: RefCell<Vec<Fix>>,
+    progress: &'p Progress,
 }
 
-impl Stores {
-    pub fn new(all: Vec<StoreRef>, volume: &Volume) -> Stores {
+impl<'p> Stores<'p> {
+    pub fn new(all: Vec<StoreRef>, volume: &Volume, progress: &'p Progress) -> Stores<'p> {
         let slices = 0..volume.slices().len() as SliceId;
         Stores {
             map: ShardMap::new(all.len()),
             marks: slices.map(ino_mark_name).collect(),
-            misplaced: RefCell::default(),
+            progress,
             all,
         }
     }
@@ -47,13 +65,23 @@ impl Stores {
         self.map
     }
 
+    /// Returns where the progress is told.
+    pub fn progress(&self) -> &Progress {
+        self.progress
+    }
+
+    /// Returns all shards in order.
+    pub fn shards(&self) -> Vec<ShardId> {
+        self.map.all().iter().collect()
+    }
+
     /// Returns the store where a row belongs, or `None` if its key makes no sense or each store has such a row.
-    pub fn home_of(&self, table: Table, key: &[u8]) -> Option<ShardId> {
+    fn home_of(&self, table: Table, key: &[u8]) -> Option<ShardId> {
         match table {
             Table::Inodes | Table::Entries | Table::Extents | Table::Xattrs | Table::Orphans => {
                 key_number(key).map(|ino| self.map.of_ino(ino))
             }
-            // Both begin with the slice.
+            // All begin with the slice.
             Table::Bitmaps | Table::Used | Table::Logged => {
                 let slice = key.first_chunk().copied().map(SliceId::from_be_bytes)?;
                 Some(self.map.of_slice(slice))
@@ -67,30 +95,71 @@ impl Stores {
         }
     }
 
-    /// Passes each row of a table that is where it belongs to `each`, with its store.
-    pub fn scan(&self, table: Table, mut each: impl FnMut(ShardId, &[u8], &[u8])) -> Result<()> {
-        for (shard, store) in self.map.all().iter().zip(&self.all) {
-            store.scan(table, |key, value| {
-                match self.home_of(table, key) {
-                    Some(home) if home != shard => self.misplaced.borrow_mut().push(Fix {
-                        shard,
-                        row: Row {
-                            table,
-                            key: key.to_vec(),
-                            value: None,
-                        },
-                    }),
-                    _ => each(shard, key, value),
-                }
-                true
-            })?;
-        }
-        Ok(())
+    /// Passes each row of a range that is where it belongs to `each`, until `each` returns false.
+    pub fn scan(&self, range: Range, mut each: impl FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
+        self.rows(range, |is_home, key, value| !is_home || each(key, value))
     }
 
-    /// Returns the removals of rows that scans have found where they do not belong.
-    pub fn take_misplaced(&self) -> Vec<Fix> {
-        self.misplaced.take()
+    /// Does the same, and reports and removes the rows that belong to another store.
+    pub fn scan_all(
+        &self,
+        range: Range,
+        found: &mut Found,
+        mut each: impl FnMut(&mut Found, &[u8], &[u8]) -> bool,
+    ) -> Result<()> {
+        let Range { shard, table, .. } = range;
+        self.rows(range, |is_home, key, value| {
+            if is_home {
+                return each(found, key, value);
+            }
+            found.damage(format!(
+                "a row of table {table:?} with the key {} is in the metadata of another slice",
+                show_key(key)
+            ));
+            found.remove_from(shard, table, key);
+            true
+        })
+    }
+
+    fn rows(&self, range: Range, mut each: impl FnMut(bool, &[u8], &[u8]) -> bool) -> Result<()> {
+        let mut rows = 0;
+        let store = &self.all[range.shard.index()];
+        let read = store.scan_range(range.table, range.from, range.to, |key, value| {
+            rows += 1;
+            if rows == ROWS_TOLD {
+                self.progress.add_rows(std::mem::take(&mut rows));
+            }
+            let home = self.home_of(range.table, key);
+            each(home.is_none_or(|home| home == range.shard), key, value)
+        });
+        self.progress.add_rows(rows);
+        read
+    }
+
+    /// Has the repair put or remove a row in the store where it belongs.
+    pub fn fix(&self, found: &mut Found, row: Row) {
+        let home = self.home_of(row.table, &row.key);
+        found.fix(home.unwrap_or_else(|| self.map.of_ino(ROOT)), row);
+    }
+
+    /// Has the repair put a row in the store where it belongs.
+    pub fn put(&self, found: &mut Found, table: Table, key: &[u8], value: Vec<u8>) {
+        let row = Row {
+            table,
+            key: key.to_vec(),
+            value: Some(value),
+        };
+        self.fix(found, row);
+    }
+
+    /// Has the repair remove a row from the store where it belongs.
+    pub fn remove(&self, found: &mut Found, table: Table, key: &[u8]) {
+        let row = Row {
+            table,
+            key: key.to_vec(),
+            value: None,
+        };
+        self.fix(found, row);
     }
 
     /// Puts and removes rows durably, store by store. If it is interrupted, the next repair goes on.
@@ -118,4 +187,12 @@ impl Stores {
     pub fn close(self) -> Result<()> {
         self.all.iter().try_for_each(|store| store.close())
     }
+}
+
+/// What a check compares, and with how much memory.
+#[derive(Clone, Copy)]
+pub(super) struct Subject<'a> {
+    pub volume: &'a Volume,
+    pub stores: &'a Stores<'a>,
+    pub limits: Limits,
 }

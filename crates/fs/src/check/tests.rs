@@ -9,8 +9,8 @@ use crate::alloc::Blocks;
 use crate::format::{format, root};
 use crate::metadata::tests::{MemoryDevice, formatted, open_first, opened};
 use crate::store::tables::{Row, Table};
-use crate::store::{Change, Extent, codec};
-use crate::types::ROOT;
+use crate::store::{Change, Extent, InodeRecord, codec};
+use crate::types::{Ino, Kind, ROOT};
 
 const READ: CheckOptions = CheckOptions {
     repair: false,
@@ -21,8 +21,20 @@ const REPAIR: CheckOptions = CheckOptions {
     force: false,
 };
 
+/// Room for one or two inodes, for two directories, and for one container, so that the sample needs several windows of all kinds.
+const TINY: Limits = Limits {
+    index_bytes: 1,
+    directories_bytes: 40,
+    bitmaps_bytes: 1,
+};
+
 fn run(device: &Arc<MemoryDevice>, options: CheckOptions) -> Report {
-    check_devices(vec![device.clone()], options).unwrap()
+    run_within(device, options, Limits::USUAL)
+}
+
+fn run_within(device: &Arc<MemoryDevice>, options: CheckOptions, limits: Limits) -> Report {
+    let devices: [Arc<dyn Device>; 1] = [device.clone()];
+    check_within(&devices, options, limits, &Arc::default()).unwrap()
 }
 
 fn entry(volume: &Volume, dir: Ino, name: &str, ino: Ino, kind: Kind) -> Change {
@@ -109,6 +121,13 @@ fn a_fresh_volume_and_one_with_files_are_sound() {
         (report.directories, report.files, report.used_bytes),
         (3, 2, 4 * 4096)
     );
+    let tiny = run_within(&sample(), READ, TINY);
+    assert_eq!(tiny.findings, []);
+    assert_eq!(
+        (tiny.directories, tiny.files, tiny.used_bytes),
+        (3, 2, 4 * 4096)
+    );
+    assert_eq!((report.windows, tiny.windows), (1, 5));
 }
 
 #[test]
@@ -145,24 +164,32 @@ fn found_and_repaired(needle: &str, changes: impl FnOnce(&Volume) -> Vec<Change>
         store.commit_rows(rows).unwrap();
     }
     drop((store, allocator));
-    let report = run(&device, READ);
+    let damaged = device.bytes();
+    for limits in [Limits::USUAL, TINY] {
+        device.corrupt(0, &damaged);
+        found_and_repaired_within(&device, needle, limits);
+    }
+}
+
+fn found_and_repaired_within(device: &Arc<MemoryDevice>, needle: &str, limits: Limits) {
+    let report = run_within(device, READ, limits);
     assert!(!report.is_sound());
     assert!(
         report.findings.iter().any(|f| f.text.contains(needle)),
-        "{:?}",
+        "{needle}: {:?}",
         report.findings
     );
-    let repaired = run(&device, REPAIR);
+    let repaired = run_within(device, REPAIR, limits);
     assert!(repaired.is_sound(), "{needle}: {:?}", repaired.findings);
     assert!(
         repaired.repaired.iter().any(|f| f.text.contains(needle)),
         "{:?}",
         repaired.repaired
     );
-    let again = run(&device, READ);
+    let again = run_within(device, READ, limits);
     assert_eq!(again.findings, [], "{needle}");
     // Undamaged files are still there, and the volume takes changes.
-    let volume = opened(&device);
+    let volume = opened(device);
     let (store, _allocator) = open_first(&volume, 1 << 20);
     assert!(store.inode(5).unwrap().is_some());
     store.commit(&[Change::PutValue("x", 1)]).unwrap();
@@ -574,4 +601,150 @@ fn a_volume_mounted_by_another_host_is_refused_to_readers_too() {
     volume.mark_clean().unwrap();
     let owner = volume.superblocks().with(|s| s.head.owner);
     assert_eq!(owner, OwnerRecord::new_zeroed());
+}
+
+/// Directories with the numbers 6 to 5 + `count`, each in the one after it. The last one is in the root. So each window of
+/// directories has to be read often.
+fn chain(count: u64) -> Arc<MemoryDevice> {
+    let device = sample();
+    let volume = opened(&device);
+    let (store, allocator) = open_first(&volume, 1 << 20);
+    let last = 5 + count;
+    let mut changes = vec![
+        Change::PutInode(ROOT, inode(Kind::Directory, 4, 3, ROOT)),
+        Change::PutValue(record::INODES_NAME, 5 + count),
+    ];
+    for ino in 6..=last {
+        let parent = if ino == last { ROOT } else { ino + 1 };
+        let below = u64::from(ino > 6);
+        changes.push(Change::PutInode(
+            ino,
+            inode(Kind::Directory, 2 + below as u32, below, parent),
+        ));
+        changes.push(entry(&volume, parent, "in", ino, Kind::Directory));
+    }
+    store.commit(&changes).unwrap();
+    drop((store, allocator));
+    device
+}
+
+#[test]
+fn directories_beyond_the_memory_for_them_are_followed_to_the_root() {
+    let device = chain(40);
+    for limits in [Limits::USUAL, TINY] {
+        let report = run_within(&device, READ, limits);
+        assert_eq!(report.findings, []);
+        assert_eq!(report.directories, 43);
+    }
+    // The last directory is in the first one, and no longer in the root.
+    let volume = opened(&device);
+    let (store, allocator) = open_first(&volume, 1 << 20);
+    let changes = [
+        Change::DelEntry {
+            dir: ROOT,
+            hash: volume.hash_name(b"in"),
+            name: b"in"[..].into(),
+        },
+        Change::PutInode(ROOT, inode(Kind::Directory, 3, 2, ROOT)),
+        Change::PutInode(6, inode(Kind::Directory, 3, 1, 7)),
+        Change::PutInode(45, inode(Kind::Directory, 3, 1, 6)),
+        entry(&volume, 6, "in", 45, Kind::Directory),
+    ];
+    store.commit(&changes).unwrap();
+    drop((store, allocator));
+    let damaged = device.bytes();
+    for limits in [Limits::USUAL, TINY] {
+        device.corrupt(0, &damaged);
+        let report = run_within(&device, READ, limits);
+        // One name of the cycle is enough to find, or that there is one if its directories do not fit.
+        assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
+        assert_eq!(report.findings[0].severity, Severity::Damage);
+    }
+    device.corrupt(0, &damaged);
+    let repaired = run(&device, REPAIR);
+    assert!(repaired.is_sound(), "{:?}", repaired.findings);
+    assert_eq!((repaired.directories, repaired.files), (44, 2));
+}
+
+#[test]
+fn more_windows_read_entries_again_and_nothing_else() {
+    let device = chain(200);
+    let rows = |limits| {
+        let progress = Arc::new(Progress::default());
+        let devices: [Arc<dyn Device>; 1] = [device.clone()];
+        let report = check_within(&devices, READ, limits, &progress).unwrap();
+        assert_eq!(report.findings, []);
+        (report.windows, progress.rows())
+    };
+    let (one, rows_of_one) = rows(Limits::USUAL);
+    let (many, rows_of_many) = rows(Limits {
+        index_bytes: 50 * (17 + 24),
+        ..Limits::USUAL
+    });
+    assert_eq!(one, 1);
+    assert_eq!(many, 205u64.div_ceil(50));
+    let entries = 204;
+    // A window ends at an inode that it reads and does not have.
+    assert_eq!(
+        rows_of_many,
+        rows_of_one + (many - 1) * entries + (many - 1)
+    );
+}
+
+#[test]
+fn rows_in_the_stores_of_two_slices_are_compared_as_one_volume() {
+    let volume = opened(&formatted(64, 2));
+    let container_blocks = volume.superblocks().with(|s| s.head.container_blocks.get());
+    let store = || Arc::new(Store::in_memory(container_blocks).unwrap());
+    let all = vec![store(), store()];
+    let (dir, file) = (record::ino_of(1, 1), record::ino_of(1, 2));
+    let extent = Extent {
+        page: 0,
+        blocks: blocks(10, 4),
+        unwritten: false,
+    };
+    let mut of_file = inode(Kind::File, 2, 16384, dir);
+    of_file.blocks = 4;
+    all[0]
+        .commit(&[
+            Change::PutInode(ROOT, inode(Kind::Directory, 3, 2, ROOT)),
+            entry(&volume, ROOT, "dir", dir, Kind::Directory),
+            entry(&volume, ROOT, "link", file, Kind::File),
+            // The file is of slice 1, and its blocks are of slice 0.
+            Change::Use(blocks(10, 4)),
+            Change::PutValue(record::INODES_NAME, 1),
+        ])
+        .unwrap();
+    all[1]
+        .commit(&[
+            Change::PutInode(dir, inode(Kind::Directory, 2, 1, ROOT)),
+            Change::PutInode(file, of_file),
+            entry(&volume, dir, "file", file, Kind::File),
+            Change::PutExtent(file, extent),
+            Change::PutXattr(file, b"user.a"[..].into(), b"1"[..].into()),
+            Change::PutInoMark(1, record::INO_MARK_STEP),
+            Change::PutValue(record::INODES_NAME, 2),
+        ])
+        .unwrap();
+    let progress = Progress::default();
+    let found = |limits| {
+        let stores = Stores::new(all.clone(), &volume, &progress);
+        let pass = pass_over(&volume, &stores, limits).unwrap();
+        assert_eq!((pass.directories, pass.files, pass.used_blocks), (2, 1, 4));
+        pass.found
+    };
+    for limits in [Limits::USUAL, TINY] {
+        assert_eq!(found(limits).findings, []);
+    }
+    // A row in the wrong store counts for nothing and is removed, once.
+    all[0]
+        .commit(&[Change::PutInode(file, inode(Kind::Fifo, 7, 9, ROOT))])
+        .unwrap();
+    for limits in [Limits::USUAL, TINY] {
+        let found = found(limits);
+        let texts: Vec<&str> = found.findings.iter().map(|f| &f.text[..]).collect();
+        assert_eq!(texts.len(), 1, "{texts:?}");
+        assert!(texts[0].contains("metadata of another slice"), "{texts:?}");
+        assert_eq!(found.fixes.len(), 1);
+    }
 }

@@ -1,0 +1,126 @@
+//! Compares extents with the files of a window, and with the sizes of slices and files.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use jericho_format::PAGE_MAX;
+use jericho_volume::Volume;
+
+use super::findings::{FIXES_MAX, Found, show_key};
+use super::index::{Index, Part};
+use super::parallel::in_parallel;
+use super::stores::{Range, Subject};
+use crate::error::Result;
+use crate::store::tables::Table;
+use crate::store::{Extent, codec};
+use crate::types::{Ino, Kind, SliceId};
+
+/// Extents that count for nothing, by inode and page.
+pub(super) type Refused = BTreeSet<(Ino, u64)>;
+
+/// Why an extent alone is impossible.
+enum Wrong {
+    Empty,
+    BeyondSlice(SliceId),
+    BeyondFile,
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Wrong::Empty => f.write_str("is empty"),
+            Wrong::BeyondSlice(slice) => write!(f, "ends beyond slice {slice}"),
+            Wrong::BeyondFile => f.write_str("ends beyond the largest file"),
+        }
+    }
+}
+
+fn wrong(volume: &Volume, extent: &Extent) -> Option<Wrong> {
+    let (slice, count) = (extent.blocks.slice, u64::from(extent.blocks.count));
+    let slices = volume.slices();
+    let capacity = slices.get(usize::from(slice)).map_or(0, |s| s.blocks);
+    let fits = |first: u64, end: u64| first.checked_add(count).is_some_and(|last| last <= end);
+    if count == 0 {
+        Some(Wrong::Empty)
+    } else if !fits(extent.blocks.first, capacity) {
+        Some(Wrong::BeyondSlice(slice))
+    } else if !fits(extent.page, PAGE_MAX + 1) {
+        Some(Wrong::BeyondFile)
+    } else {
+        None
+    }
+}
+
+/// Returns the inode and the extent of a row, if the extent is possible.
+pub(super) fn possible(volume: &Volume, key: &[u8], value: &[u8]) -> Option<(Ino, Extent)> {
+    let (ino, extent) = codec::extent_of_row(key, value).ok()?;
+    wrong(volume, &extent).is_none().then_some((ino, extent))
+}
+
+/// Compares the extents of the files of a window, and counts their blocks in the index. Returns those that the repair removes.
+pub(super) fn extents(subject: Subject, index: &Index, found: &mut Found) -> Result<Refused> {
+    let each = in_parallel(&index.parts, |part| match part.is_over() {
+        true => Ok((Found::default(), Refused::new())),
+        false => extents_of(subject, index, part),
+    })?;
+    let mut refused = Refused::new();
+    for (one, own) in each {
+        found.extend(one);
+        refused.extend(own);
+    }
+    Ok(refused)
+}
+
+fn extents_of(subject: Subject, index: &Index, part: &Part) -> Result<(Found, Refused)> {
+    let (mut found, mut refused) = (Found::default(), Refused::new());
+    let (from, to) = part.keys();
+    let range = Range {
+        from: &from,
+        to: to.as_deref(),
+        ..Range::all(part.shard, Table::Extents)
+    };
+    // The file of the last extent, its place, and the page after that extent.
+    let mut last_ino = None;
+    let mut file = None;
+    let mut pages_end = 0;
+    subject
+        .stores
+        .scan_all(range, &mut found, |found, key, value| {
+            let Ok((ino, extent)) = codec::extent_of_row(key, value) else {
+                found.damage(format!("an extent is invalid: key {}", show_key(key)));
+                found.remove_from(part.shard, Table::Extents, key);
+                return true;
+            };
+            if last_ino != Some(ino) {
+                last_ino = Some(ino);
+                file = index.place(ino).filter(|place| place.is(Kind::File));
+                pages_end = 0;
+            }
+            let alone = wrong(subject.volume, &extent);
+            let reason = match (&file, &alone) {
+                (None, _) => "belongs to no file".to_owned(),
+                (Some(_), Some(wrong)) => wrong.to_string(),
+                (Some(_), None) if extent.page < pages_end => {
+                    "overlaps the one before it".to_owned()
+                }
+                (Some(file), None) => {
+                    let count = u64::from(extent.blocks.count);
+                    pages_end = extent.page + count;
+                    file.add_blocks(count);
+                    return true;
+                }
+            };
+            let page = extent.page;
+            found.damage(format!("extent of inode {ino} at page {page} {reason}"));
+            found.remove_from(part.shard, Table::Extents, key);
+            if alone.is_none() {
+                if refused.len() < FIXES_MAX {
+                    refused.insert((ino, page));
+                } else {
+                    found.is_cut = true;
+                }
+            }
+            true
+        })?;
+    Ok((found, refused))
+}
