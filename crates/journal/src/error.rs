@@ -148,7 +148,7 @@ pub enum BeginError {
 /// A segment that was durable cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the journal on {device} is damaged: block {block} should begin segment {expected_seq}, but {found}; {evidence}"
+    "the journal on {device} is damaged: block {block} should begin segment {expected_seq}, but {found}; {evidence}; {lost}"
 )]
 pub struct Damage {
     /// Name of the device.
@@ -161,6 +161,34 @@ pub struct Damage {
     pub found: Found,
     /// What shows that the segment was durable.
     pub evidence: Evidence,
+    /// What is lost with it.
+    pub lost: Lost,
+}
+
+/// What is lost if a journal is used up to an unreadable segment only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// Number of the unreadable segment.
+    pub first_seq: u64,
+    /// Number of the last segment that is known.
+    pub last_seq: u64,
+    /// Least number of batches that had a part in these segments.
+    pub batches: u64,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Lost {
+            first_seq,
+            last_seq,
+            batches,
+        } = self;
+        match last_seq - first_seq {
+            0 => write!(f, "segment {first_seq} is lost")?,
+            _ => write!(f, "segments {first_seq} to {last_seq} are lost")?,
+        }
+        write!(f, ", with at least {batches} batches of changes")
+    }
 }
 
 /// What is in a block in which a segment should begin.

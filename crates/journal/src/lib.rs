@@ -60,7 +60,7 @@ mod window;
 pub use append::{AppendClass, Journal};
 pub use area::{JournalArea, JournalVolume};
 pub use error::{
-    AppendError, AreaError, BeginError, CreateError, Damage, Evidence, Found, RecoverError,
+    AppendError, AreaError, BeginError, CreateError, Damage, Evidence, Found, Lost, RecoverError,
 };
 pub use jericho_format::journal::{AREA_BLOCKS, BATCH_BYTES_MAX, POSITION_BYTES};
 pub use position::Position;

@@ -14,7 +14,7 @@ use jericho_storage::{Device, IoError};
 
 use crate::append::Journal;
 use crate::area::{AreaDevice, JournalArea, JournalVolume};
-use crate::error::{AreaError, BeginError, Damage, Evidence, Found, RecoverError};
+use crate::error::{AreaError, BeginError, Damage, Evidence, Found, Lost, RecoverError};
 use crate::headers::{self, CurrentHeader};
 use crate::position::Position;
 use crate::ring::Ring;
@@ -190,7 +190,7 @@ impl Recovery {
             return Ok(Err(Found::Other { seq, incarnation }));
         }
         if header.prev_crc.get() != self.due.crc {
-            return Err(self.damage(Found::Chain, Evidence::Whole).into());
+            return Err(self.damage(Found::Chain, Evidence::Whole)?.into());
         }
         let is_pad = header.kind == segment_kind::PAD;
         let payload_bytes = header.payload_bytes.get() as usize;
@@ -199,7 +199,7 @@ impl Recovery {
             && self.batch.len() + payload_bytes <= BATCH_BYTES_MAX
             && (!is_pad || header.flags.get() & SEGMENT_CONTINUES != 0);
         if !header.numbers_agree() || !is_known || !fits {
-            return Err(self.damage(Found::Fields, Evidence::Whole).into());
+            return Err(self.damage(Found::Fields, Evidence::Whole)?.into());
         }
         let blocks = header.blocks.get();
         if !is_pad && let Some(bytes) = self.window.peek(blocks)? {
@@ -223,7 +223,7 @@ impl Recovery {
             let header = inspect(&mut self.window, &self.place)?.ok();
             let header = header.filter(SegmentHeader::numbers_agree);
             if let Some(evidence) = header.and_then(|header| self.evidence(&header, block)) {
-                return Err(self.damage(found, evidence).into());
+                return Err(self.damage(found, evidence)?.into());
             }
             self.window.pass(1);
         }
@@ -248,14 +248,48 @@ impl Recovery {
         })
     }
 
-    fn damage(&self, found: Found, evidence: Evidence) -> Damage {
-        Damage {
+    /// Describes the damage at the segment that is due. Reads the rest of the ring.
+    fn damage(&mut self, found: Found, evidence: Evidence) -> Result<Damage, IoError> {
+        Ok(Damage {
             device: self.place.device.name(),
             block: self.place.on_device(self.due.block),
             expected_seq: self.due.seq,
             found,
             evidence,
+            lost: self.lost()?,
+        })
+    }
+
+    /// Returns what cannot be returned because the segment that is due is unreadable. Reads the rest of the ring.
+    fn lost(&mut self) -> Result<Lost, IoError> {
+        let first_seq = self.due.seq;
+        let mut last_seq = first_seq;
+        // The whole segment behind it that has the least number.
+        let mut next: Option<SegmentHeader> = None;
+        let mut ends = 0;
+        while self.window.left() > 0 {
+            let header = inspect(&mut self.window, &self.place)?.ok();
+            let is_later = |header: &SegmentHeader| {
+                header.numbers_agree()
+                    && header.incarnation.get() == self.incarnation()
+                    && header.seq.get() > first_seq
+            };
+            if let Some(header) = header.filter(is_later) {
+                last_seq = last_seq.max(header.seq.get());
+                ends += u64::from(header.flags.get() & SEGMENT_CONTINUES == 0);
+                if next.is_none_or(|next| header.seq.get() < next.seq.get()) {
+                    next = Some(header);
+                }
+            }
+            self.window.pass(1);
         }
+        // Unless the next segment goes on with its batch, the unreadable segment belonged to a batch of its own.
+        let has_own = next.is_none_or(|next| next.batch_index.get() == 0);
+        Ok(Lost {
+            first_seq,
+            last_seq,
+            batches: ends + u64::from(has_own),
+        })
     }
 
     fn incarnation(&self) -> u64 {

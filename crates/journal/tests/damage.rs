@@ -10,7 +10,7 @@ use jericho_format::journal::{
 };
 use jericho_journal::{
     AppendClass, BeginError, CreateError, Evidence, Found, Journal, JournalArea, JournalVolume,
-    Position, RecoverError,
+    Lost, Position, RecoverError,
 };
 use jericho_sim::{Operation, Random, SimDevice};
 use support::{
@@ -75,6 +75,14 @@ impl Written {
         }
     }
 
+    /// Expects damage, and returns what is lost with it.
+    fn lost(&self) -> Lost {
+        match self.recover().error {
+            Some(RecoverError::Damage(damage)) => damage.lost,
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// Expects that the journal ends after some batches.
     fn ends_after(&self, batches: usize) {
         let recovered = self.recover();
@@ -109,6 +117,12 @@ fn a_flipped_bit_is_damage_in_the_middle_and_a_torn_end_in_the_last_batch() {
                 }
             );
             assert!(later, "byte {byte} of batch {number}: {evidence:?}");
+            let lost = Lost {
+                first_seq: begin.seq,
+                last_seq: sizes.len() as u64,
+                batches: (sizes.len() - number) as u64,
+            };
+            assert_eq!(written.lost(), lost, "byte {byte} of batch {number}");
         }
         // Padding has no meaning.
         let written = Written::new(&sizes);
@@ -190,7 +204,7 @@ fn a_damaged_journal_is_not_continued_unless_the_caller_says_so() {
             assert_eq!(
                 text,
                 "the journal on disk is damaged: block 8 should begin segment 2, but its checksum is wrong; \
-                 segment 3 at block 9 was written after it"
+                 segment 3 at block 9 was written after it; segments 2 to 3 are lost, with at least 2 batches of changes"
             );
         }
         assert_eq!(recovery.end(), end);
