@@ -3,7 +3,8 @@
 //! Names of block devices change from boot to boot, so the search uses a path only as the first place to try. It tries, in this
 //! order: the paths that the user names, the device's path when the volume was formatted, the files with that name beside the
 //! first device, the block devices of the machine, and the other files beside the first device. It only reads the candidates
-//! until a label matches, because other programs may be using them.
+//! until a label matches, because other programs may be using them. Two files with one label are copies: the search does not choose
+//! between them, unless the user names one.
 
 use std::collections::HashSet;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -21,60 +22,158 @@ use crate::labels::{path_of, read_label};
 /// Largest number of entries that the search takes from a directory: that of the first device, or /dev/disk/by-id.
 const BESIDE_MAX: usize = 1000;
 
-/// Opens device `index` of the volume whose first device is at `first`.
-pub(crate) fn device(
-    first: &Path,
-    others: &[PathBuf],
+/// A device of a volume to be found.
+pub(crate) struct Wanted<'a> {
+    /// Path of the first device.
+    pub first: &'a Path,
+    /// The entry of the first device.
+    pub first_entry: &'a DeviceEntry,
+    /// Paths that the user names.
+    pub others: &'a [PathBuf],
+    /// Index of the device.
+    pub index: usize,
+    /// Its entry.
+    pub entry: &'a DeviceEntry,
+}
+
+/// A path whose label is the one that is searched for.
+struct Match {
+    path: PathBuf,
+    is_file: bool,
+}
+
+/// A search for a device. Visits each device once.
+struct Search {
+    uuid: [u8; 16],
     index: usize,
-    entry: &DeviceEntry,
     mode: OpenMode,
-) -> Result<Arc<dyn Device>, VolumeError> {
+    seen: HashSet<(u64, u64)>,
+    refused: Option<VolumeError>,
+}
+
+/// Opens a device of a volume. Fails with `Copies` if two files could be this device, because a mount of a copy with the other devices of
+/// the original would destroy the original.
+pub(crate) fn device(wanted: &Wanted, mode: OpenMode) -> Result<Arc<dyn Device>, VolumeError> {
+    let Wanted { first, entry, .. } = *wanted;
+    let mut search = Search {
+        uuid: entry.uuid,
+        index: wanted.index,
+        mode,
+        seen: HashSet::new(),
+        refused: None,
+    };
+    let named = search.matches(wanted.others.iter().cloned());
+    if let Some(device) = search.open_one(named)? {
+        return Ok(device);
+    }
     let hint = path_of(entry);
     let beside = hint.file_name().map(|name| first.with_file_name(name));
-    let likely: Vec<PathBuf> = others
-        .iter()
-        .cloned()
-        .chain([hint.clone()])
-        .chain(beside)
-        .collect();
-    let mut seen = HashSet::new();
-    let mut refused = None;
-    let candidates = likely.iter().cloned().chain(
-        // Lists these candidates only if the search gets this far.
-        std::iter::once_with(|| block_devices().chain(files_beside(first))).flatten(),
-    );
-    for path in candidates {
-        let Ok(metadata) = std::fs::metadata(&path) else {
-            continue;
-        };
-        let kind = metadata.file_type();
-        let identity = match kind.is_block_device() {
-            true => (0, metadata.rdev()),
-            false if kind.is_file() => (metadata.dev(), metadata.ino()),
-            false => continue,
-        };
-        if !seen.insert(identity) {
-            continue;
-        }
-        match label_uuid(&path) {
-            Ok(Some(uuid)) if uuid == entry.uuid => match open_path(&path, mode) {
-                Ok(device) => return Ok(device),
-                // A member of a stacked device has the same label, and the stacked device holds it open.
-                Err(error) => refused = refused.or(Some(error)),
-            },
-            _ => {}
+    let likely: Vec<PathBuf> = [hint.clone()].into_iter().chain(beside).collect();
+    let matches = search.matches(likely.iter().cloned());
+    if !matches.is_empty() {
+        refuse_copy_of_first(wanted)?;
+    }
+    if let Some(device) = search.open_one(matches)? {
+        return Ok(device);
+    }
+    // Names of one block device are not copies, so the first one counts.
+    for path in block_devices() {
+        let matches = search.matches([path]);
+        if let Some(device) = search.open_one(matches)? {
+            return Ok(device);
         }
     }
-    if let Some(error) = refused {
+    let matches = search.matches(files_beside(first));
+    if !matches.is_empty() {
+        refuse_copy_of_first(wanted)?;
+    }
+    if let Some(device) = search.open_one(matches)? {
+        return Ok(device);
+    }
+    if let Some(error) = search.refused {
         return Err(error);
     }
     // No device has the label. Returns a device with a likely path, so that `check_devices` reports how it differs.
-    for path in likely.iter().filter(|path| path.exists()) {
+    let likely = wanted.others.iter().chain(&likely);
+    for path in likely.filter(|path| path.exists()) {
         if let Ok(device) = open_path(path, OpenMode::READ) {
             return Ok(device);
         }
     }
-    Err(VolumeError::DeviceMissing { index, path: hint })
+    Err(VolumeError::DeviceMissing {
+        index: wanted.index,
+        path: hint,
+    })
+}
+
+impl Search {
+    /// Returns the paths whose label is right, without those that were seen before under another name.
+    fn matches(&mut self, paths: impl IntoIterator<Item = PathBuf>) -> Vec<Match> {
+        let mut matches = Vec::new();
+        for path in paths {
+            let Some((identity, is_file)) = identity(&path) else {
+                continue;
+            };
+            if self.seen.insert(identity)
+                && label_uuid(&path).is_ok_and(|uuid| uuid == Some(self.uuid))
+            {
+                matches.push(Match { path, is_file });
+            }
+        }
+        matches
+    }
+
+    /// Opens the first of the matches that can be opened.
+    fn open_one(&mut self, matches: Vec<Match>) -> Result<Option<Arc<dyn Device>>, VolumeError> {
+        let mut files = matches.iter().filter(|one| one.is_file);
+        if let (Some(one), Some(other)) = (files.next(), files.next()) {
+            return Err(VolumeError::Copies {
+                index: self.index,
+                one: one.path.clone(),
+                other: other.path.clone(),
+            });
+        }
+        for one in matches {
+            match open_path(&one.path, self.mode) {
+                Ok(device) => return Ok(Some(device)),
+                // A member of a stacked device has the same label, and the stacked device holds it open.
+                Err(error) => self.refused = self.refused.take().or(Some(error)),
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Fails if the volume's first device is also where it was when the volume was formatted, in another file. Then the devices that a
+/// search finds may belong to that one.
+fn refuse_copy_of_first(wanted: &Wanted) -> Result<(), VolumeError> {
+    let recorded = path_of(wanted.first_entry);
+    let (Some((one, true)), Some((other, true))) = (identity(wanted.first), identity(&recorded))
+    else {
+        return Ok(());
+    };
+    let is_copy = one != other
+        && label_uuid(&recorded).is_ok_and(|uuid| uuid == Some(wanted.first_entry.uuid));
+    if is_copy {
+        return Err(VolumeError::Copies {
+            index: 0,
+            one: wanted.first.to_owned(),
+            other: recorded,
+        });
+    }
+    Ok(())
+}
+
+/// Returns what all names of a file or block device have in common, and whether it is a file; `None` if it is neither.
+fn identity(path: &Path) -> Option<((u64, u64), bool)> {
+    let metadata = std::fs::metadata(path).ok()?;
+    let kind = metadata.file_type();
+    if kind.is_block_device() {
+        Some(((0, metadata.rdev()), false))
+    } else {
+        let identity = (metadata.dev(), metadata.ino());
+        kind.is_file().then_some((identity, true))
+    }
 }
 
 /// Returns the label's UUID of the device at `path`, or `None` if it belongs to no volume.

@@ -34,7 +34,14 @@ impl Volume {
         // A superblock that another device has may be newer, and name more devices.
         while let Some(entry) = superblocks.with(|s| s.devices.get(devices.len()).cloned()) {
             let index = devices.len();
-            let device = match find::device(path, others, index, &entry, mode) {
+            let wanted = find::Wanted {
+                first: path,
+                first_entry: &superblocks.with(|s| s.devices[0].clone()),
+                others,
+                index,
+                entry: &entry,
+            };
+            let device = match find::device(&wanted, mode) {
                 Err(error @ VolumeError::DeviceMissing { .. }) => {
                     tracing::error!("{error}; until then, its slices are absent");
                     let name = path_of(&entry);

@@ -1,7 +1,9 @@
 use std::path::PathBuf;
 
 use jericho_format::PAGE_BYTES;
+use jericho_format::label::{Label, LabelState};
 use jericho_format::superblock::{COPY_FIRST_BLOCK, Superblock};
+use zerocopy::byteorder::little_endian::U32;
 
 use crate::*;
 
@@ -115,7 +117,112 @@ fn a_device_of_another_volume_is_named() {
     make(&a, &of_size(64)).unwrap();
     make(&b, &of_size(64)).unwrap();
     std::fs::rename(&b[1], &a[1]).unwrap();
-    refusal(Volume::open(&a[0], WRITE), "belongs to another volume");
+    let before = bytes(&[&a[0], &a[1], &b[0]]);
+    let error = Volume::open(&a[0], WRITE).err().unwrap().to_string();
+    for part in [
+        "a2",
+        "device 1",
+        "belongs to another volume",
+        "connect the right",
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+    assert!(bytes(&[&a[0], &a[1], &b[0]]) == before);
+}
+
+/// Returns the bytes of files.
+fn bytes(files: &[&PathBuf]) -> Vec<Vec<u8>> {
+    files
+        .iter()
+        .map(|file| std::fs::read(file).unwrap())
+        .collect()
+}
+
+#[test]
+fn a_copy_beside_the_original_is_never_used_with_it_unless_it_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let original = paths(&dir, &["a", "b"]);
+    make(&original, &of_size(64)).unwrap();
+    std::fs::create_dir(dir.path().join("copy")).unwrap();
+    let copy = paths(&dir, &["copy/a", "copy/b"]);
+    for (from, to) in original.iter().zip(&copy) {
+        std::fs::copy(from, to).unwrap();
+    }
+    let all = [&original[0], &original[1], &copy[0], &copy[1]];
+    let before = bytes(&all);
+    let names = |error: &str, files: [&PathBuf; 2]| {
+        let shown = files
+            .iter()
+            .all(|file| error.contains(&file.display().to_string()));
+        assert!(shown && error.contains("--device"), "{error}");
+    };
+    // The original is where the volume was formatted. Its copy has both second devices to choose from.
+    Volume::open(&original[0], WRITE).unwrap();
+    let error = Volume::open(&copy[0], WRITE).err().unwrap().to_string();
+    names(&error, [&copy[0], &original[0]]);
+    // The user decides.
+    for (first, second) in [(0, 1), (2, 3)] {
+        let opened = Volume::open_among(all[first], &[all[second].clone()], WRITE).unwrap();
+        assert_eq!(&*opened.devices()[1].name(), all[second].to_str().unwrap());
+    }
+    let both = [copy[1].clone(), original[1].clone()];
+    let error = Volume::open_among(&copy[0], &both, WRITE).err().unwrap();
+    names(&error.to_string(), [&copy[1], &original[1]]);
+    assert!(bytes(&all) == before);
+    // Without the original's first device, two second devices are left.
+    std::fs::remove_file(&original[0]).unwrap();
+    let error = Volume::open(&copy[0], WRITE).err().unwrap().to_string();
+    names(&error, [&original[1], &copy[1]]);
+    std::fs::remove_file(&original[1]).unwrap();
+    Volume::open(&copy[0], WRITE).unwrap();
+}
+
+#[test]
+fn a_copied_device_under_another_name_is_used_only_where_the_right_one_is_missing_and_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = paths(&dir, &["a", "b", "b.old", "b.older"]);
+    make(&files[..2], &of_size(64)).unwrap();
+    std::fs::copy(&files[1], &files[2]).unwrap();
+    let opened = Volume::open(&files[0], WRITE).unwrap();
+    assert_eq!(&*opened.devices()[1].name(), files[1].to_str().unwrap());
+    drop(opened);
+    std::fs::rename(&files[1], &files[3]).unwrap();
+    refusal(Volume::open(&files[0], WRITE), "b.old and");
+    std::fs::remove_file(&files[2]).unwrap();
+    Volume::open(&files[0], WRITE).unwrap();
+}
+
+#[test]
+fn a_volume_of_format_1_is_refused_with_the_version_that_reads_it_and_not_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = paths(&dir, &["volume"]);
+    make(&files, &of_size(32)).unwrap();
+    make_format_1(&files[0]);
+    let before = bytes(&[&files[0]]);
+    for mode in [WRITE, OpenMode::READ] {
+        refusal(Volume::open(&files[0], mode), "format version 1");
+        refusal(
+            Volume::open(&files[0], mode),
+            "version 1 is read by builds of jericho 0.1.0 without a journal: copy the files",
+        );
+    }
+    let again = make(&files, &of_size(32)).err().unwrap().to_string();
+    assert!(
+        again.contains("format version 1") && again.contains("--force"),
+        "{again}"
+    );
+    assert!(bytes(&[&files[0]]) == before);
+}
+
+/// Gives a volume's label the format version 1, with a right checksum.
+fn make_format_1(path: &PathBuf) {
+    let mut bytes = std::fs::read(path).unwrap();
+    let LabelState::Valid(mut label) = Label::decode(&bytes[..4096]) else {
+        panic!("the volume has a label");
+    };
+    label.version = U32::new(1);
+    bytes[..4096].copy_from_slice(&label.encode());
+    std::fs::write(path, bytes).unwrap();
 }
 
 #[test]

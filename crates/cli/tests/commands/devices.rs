@@ -133,3 +133,41 @@ fn the_message_names_a_missing_device_and_an_option_gives_its_path() {
     succeed(relative.current_dir(&apart));
     volume.umount();
 }
+
+#[test]
+fn a_copy_of_a_whole_volume_is_another_volume_and_a_part_of_a_copy_is_refused() {
+    let volume = Volume::formatted();
+    let copy = volume.beside("copy");
+    std::fs::copy(volume.file(), &copy).unwrap();
+    // In both orders.
+    for (used, other) in [(volume.file(), copy.clone()), (copy, volume.file())] {
+        let before = std::fs::read(&other).unwrap();
+        succeed(&mut mount(&volume, &used, &[&other]));
+        std::fs::write(volume.at("kept"), b"kept").unwrap();
+        volume.umount();
+        assert!(std::fs::read(&other).unwrap() == before);
+        std::fs::write(&other, before).unwrap();
+    }
+    let (first, second) = (file_of(&volume, "a"), file_of(&volume, "b"));
+    succeed(
+        jericho(["format", "--slices", "2"])
+            .arg(&first)
+            .arg(&second),
+    );
+    let copy = volume.beside("copy-of-a");
+    std::fs::copy(&first, &copy).unwrap();
+    let bytes = || [&first, &second, &copy].map(|path| std::fs::read(path).unwrap());
+    let before = bytes();
+    for message in [
+        fail(&mut mount(&volume, &copy, &[]), 1),
+        fail(jericho(["check", "--repair"]).arg(&copy), 1),
+        fail(jericho(["grow", "--size", "80M"]).arg(&copy), 1),
+    ] {
+        for part in ["/a ", "copy-of-a", "--device"] {
+            assert!(message.contains(part), "{part} is not in {message}");
+        }
+    }
+    assert!(bytes() == before);
+    succeed(&mut mount(&volume, &first, &[]));
+    volume.umount();
+}
