@@ -1,5 +1,5 @@
-use jericho_format::record;
 use jericho_format::superblock::{FLAG_DIRTY, OwnerRecord};
+use jericho_format::{label, record};
 use jericho_volume::FormatOptions;
 use zerocopy::FromZeros;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
@@ -7,7 +7,7 @@ use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use super::*;
 use crate::alloc::Blocks;
 use crate::format::{format, root};
-use crate::metadata::tests::{MemoryDevice, formatted, open_first, opened};
+use crate::metadata::tests::{MemoryDevice, file_batch, formatted, open_first, opened};
 use crate::store::tables::{Row, Table};
 use crate::store::{Change, Extent, InodeRecord, codec};
 use crate::types::{Ino, Kind, ROOT};
@@ -747,4 +747,81 @@ fn rows_in_the_stores_of_two_slices_are_compared_as_one_volume() {
         assert!(texts[0].contains("metadata of another slice"), "{texts:?}");
         assert_eq!(found.fixes.len(), 1);
     }
+}
+
+#[test]
+fn a_volume_of_format_1_is_neither_checked_nor_repaired_nor_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("volume");
+    let mut bytes = sample().bytes();
+    let LabelState::Valid(mut label) = label::Label::decode(&bytes[..4096]) else {
+        panic!("the volume has a label");
+    };
+    label.version = U32::new(1);
+    bytes[..4096].copy_from_slice(&label.encode());
+    std::fs::write(&path, &bytes).unwrap();
+    for options in [READ, REPAIR] {
+        refusal(
+            super::check(&path, options),
+            "jericho 0.1.0 without a journal",
+        );
+    }
+    assert!(std::fs::read(&path).unwrap() == bytes);
+}
+
+#[test]
+fn damage_in_the_middle_of_the_journal_names_its_block_and_says_how_much_is_lost() {
+    let device = formatted(32, 1);
+    let volume = opened(&device);
+    volume.mark_dirty().unwrap();
+    let (store, allocator) = open_first(&volume, 1 << 20);
+    for batch in 0..4 {
+        let changes = file_batch(2 + batch * 100, 100, &allocator);
+        store.commit(&changes).unwrap();
+    }
+    let device = device.after_power_cut();
+    let block = |bytes: &[u8]| {
+        let found = bytes.windows(13).position(|w| w == b"file-00000102");
+        found.unwrap() / 4096
+    };
+    let journal = volume.superblocks().with(|s| {
+        let first = s.head.journal_first_block.get() as usize;
+        first..first + s.head.journal_blocks.get() as usize
+    });
+    let bytes = device.bytes();
+    let at = journal.start + block(&bytes[journal.start * 4096..journal.end * 4096]);
+    device.corrupt(at * 4096 + 2000, b"XXXX");
+    let damaged = device.bytes();
+    let says = |text: &str| {
+        for part in [
+            "the journal on memory is damaged: block ",
+            "its checksum is wrong",
+            "are lost, with at least 3 batches of changes",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+    };
+    // Refused for writing.
+    let refused = metadata::open(&opened(&device), 1 << 20).err().unwrap();
+    says(&refused.to_string());
+    assert!(refused.to_string().contains("--read-only"), "{refused}");
+    // redb may have written its header. The journal and everything else is as before.
+    let journal_bytes = |bytes: &[u8]| bytes[journal.start * 4096..journal.end * 4096].to_vec();
+    assert!(journal_bytes(&device.bytes()) == journal_bytes(&damaged));
+    let damaged = device.bytes();
+    let report = run(&device, READ);
+    says(
+        &report
+            .findings
+            .iter()
+            .find(|f| f.severity == Severity::Damage)
+            .unwrap()
+            .text,
+    );
+    assert!(device.bytes() == damaged);
+    let repaired = run(&device, REPAIR);
+    says(&repaired.repaired[0].text);
+    // The first batch is left.
+    let (store, _allocator) = open_first(&opened(&device), 1 << 20);
+    assert_eq!(store.inode_count().unwrap(), 101);
 }
