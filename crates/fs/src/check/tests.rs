@@ -785,8 +785,8 @@ fn damage_in_the_middle_of_the_journal_names_its_block_and_says_how_much_is_lost
         found.unwrap() / 4096
     };
     let journal = volume.superblocks().with(|s| {
-        let first = s.head.journal_first_block.get() as usize;
-        first..first + s.head.journal_blocks.get() as usize
+        let first = s.slices[0].journal_first_block.get() as usize;
+        first..first + s.slices[0].journal_blocks.get() as usize
     });
     let bytes = device.bytes();
     let at = journal.start + block(&bytes[journal.start * 4096..journal.end * 4096]);
