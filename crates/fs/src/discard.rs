@@ -31,7 +31,15 @@ pub struct Discards {
 struct Control {
     /// Blocks were freed since the last search.
     work: bool,
+    asleep: Option<Asleep>,
     stop: Option<Stop>,
+}
+
+/// What ends the thread's sleep, besides a stop.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asleep {
+    UntilWork,
+    Pausing,
 }
 
 #[derive(Clone, Copy)]
@@ -67,10 +75,15 @@ impl Discards {
         self.devices.iter().any(|on| on.load(Ordering::Acquire))
     }
 
-    /// Wakes the thread to search for freed blocks.
-    pub fn wake(&self) {
-        self.control.lock().work = true;
-        self.changed.notify_all();
+    /// Has the thread search for freed blocks. Wakes it only if it sleeps until there is work: each commit that has freed blocks
+    /// calls this, and a thread that pauses would only go on with its pause. Returns how many threads it has woken.
+    pub fn wake(&self) -> usize {
+        let mut control = self.control.lock();
+        control.work = true;
+        match control.asleep {
+            Some(Asleep::UntilWork) => self.changed.notify_all(),
+            _ => 0,
+        }
     }
 
     /// Tells the thread to discard the freed blocks, for a few seconds at most, and then to stop.
@@ -92,7 +105,9 @@ impl Discards {
     fn wait_for_work(&self) -> Option<Stop> {
         let mut control = self.control.lock();
         while !control.work && control.stop.is_none() {
+            control.asleep = Some(Asleep::UntilWork);
             self.changed.wait(&mut control);
+            control.asleep = None;
         }
         control.work = false;
         control.stop
@@ -103,10 +118,56 @@ impl Discards {
         let until = Instant::now() + time;
         let mut control = self.control.lock();
         while control.stop.is_none() {
-            if self.changed.wait_until(&mut control, until).timed_out() {
+            control.asleep = Some(Asleep::Pausing);
+            let waited = self.changed.wait_until(&mut control, until);
+            control.asleep = None;
+            if waited.timed_out() {
                 break;
             }
         }
         control.stop
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn discards() -> Arc<Discards> {
+        Arc::new(Discards {
+            devices: [AtomicBool::new(true)].into(),
+            working: Mutex::new(()),
+            control: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    fn until(is_true: impl Fn() -> bool) {
+        while !is_true() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn freed_blocks_wake_a_thread_that_waits_for_work_and_none_that_pauses() {
+        let discards = discards();
+        let thread = {
+            let discards = discards.clone();
+            std::thread::spawn(move || {
+                assert!(discards.wait_for_work().is_none());
+                discards.pause(Duration::from_secs(3600))
+            })
+        };
+        until(|| discards.control.lock().asleep == Some(Asleep::UntilWork));
+        assert_eq!(discards.wake(), 1);
+        until(|| discards.control.lock().asleep == Some(Asleep::Pausing));
+        for _ in 0..100 {
+            assert_eq!(discards.wake(), 0);
+        }
+        assert!(discards.control.lock().work, "the next search finds them");
+        discards.stop_now();
+        assert!(matches!(thread.join().unwrap(), Some(Stop::Now)));
     }
 }
