@@ -58,7 +58,7 @@ demo: setup-demo
 	@scripts/demo $(BIN)
 
 # The parts of the test suite `programs` that run once more over the FUSE ring. Their programs read and write through the mount.
-OVER_RING := dead:: coherent:: copies:: interrupted:: overlapping:: halves:: fio:: sqlite:: git:: idle:: crash:: full:: rehome:: hostile:: small_files:: stopped::
+OVER_RING := dead:: coherent:: copies:: interrupted:: overlapping:: halves:: fio:: sqlite:: git:: idle:: crash:: full:: rehome:: hostile:: small_files:: stopped:: syncs::
 
 test: setup-test
 	codespell

@@ -1,6 +1,7 @@
 //! A mounted volume: all parts together. The operations are in files of their own.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use jericho_cache::{Reader, Slice};
@@ -93,6 +94,11 @@ impl Mounted {
             }
         }
         readers
+    }
+
+    /// Counts a request that a thread of the FUSE ring passes to a helper.
+    pub fn note_helped(&self) {
+        (self.fast.counts().ring_helped).fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the number of slices.

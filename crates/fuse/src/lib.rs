@@ -26,6 +26,8 @@ mod open;
 mod protocol;
 mod reply;
 mod ring;
+mod ring_requests;
+mod ring_syncs;
 mod scratch;
 mod workers;
 mod xattrs;

@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jericho_daemon::Reader;
 use jericho_sys::affinity;
@@ -26,6 +26,8 @@ use crate::protocol::answer::SizeOut;
 use crate::protocol::request::{Operation, parse};
 use crate::protocol::{InHeader, op};
 use crate::reply::{Channel, Reply};
+use crate::ring_requests::is_served_here;
+use crate::ring_syncs::OwnSyncs;
 use crate::workers::WorkerNodes;
 
 /// The kernel module's switch for the FUSE ring.
@@ -153,6 +155,7 @@ impl Service {
         }
         // Declared after the ring, so dropped before it. Dropping the readers ends their transfers.
         let mut readers = self.filesystem.mounted.readers(cpu, &ring.doorbell());
+        let (mut own_syncs, mut syncs) = (OwnSyncs::default(), Vec::new());
         while !ring.has_ended() {
             // Polls the devices before it answers the kernel.
             for reader in &mut readers {
@@ -164,20 +167,25 @@ impl Service {
             };
             let poll = || readers.iter_mut().fold(false, |some, r| r.poll() | some);
             if let Err(error) = ring.wait(time, poll) {
-                tracing::error!(%error, cpu, "the ring of a CPU has failed; its requests come through the device");
-                return;
+                return report_failure(cpu, &error);
             }
+            // Other threads may wait for a read that this thread has in flight. Until the read ends, this thread must not wait for
+            // locks that they may hold; see `jericho_cache::Reader`. Nor may it make a change that has to wait for the committer.
+            let may_wait =
+                || readers.iter().all(Reader::is_idle) && !self.filesystem.mounted.fs().is_behind();
             while let Some(received) = ring.take() {
-                // Other threads may wait for a read that this thread has in flight. Until the read ends, this thread must not
-                // wait for locks that they may hold; see `jericho_cache::Reader`. Nor may it make a change that has to wait for
-                // the committer.
-                let may_wait = || {
-                    readers.iter().all(Reader::is_idle) && !self.filesystem.mounted.fs().is_behind()
-                };
                 let header = InHeader::read(&received.header);
-                let request = AssertUnwindSafe(|| self.request(&header, received, may_wait));
-                if catch_unwind(request).is_err() {
-                    report_panic(&header);
+                if is_sync(header.opcode) {
+                    syncs.push((header, received));
+                    continue;
+                }
+                let request = || self.request(&header, received, may_wait);
+                catching(&header, request);
+            }
+            if !syncs.is_empty() {
+                let taken = std::mem::take(&mut syncs);
+                if let Err(error) = self.sync(&mut ring, &mut own_syncs, taken, may_wait) {
+                    return report_failure(cpu, &error);
                 }
             }
             for reader in &mut readers {
@@ -186,19 +194,56 @@ impl Service {
         }
     }
 
+    /// Serves requests to sync: here, if that keeps no other request waiting (`ring_syncs`), else in helpers.
+    fn sync(
+        &self,
+        ring: &mut FuseRing,
+        own: &mut OwnSyncs,
+        mut syncs: Vec<(InHeader, Received)>,
+        may_wait: impl Fn() -> bool,
+    ) -> io::Result<()> {
+        if syncs.len() == 1 && own.next() && may_wait() {
+            // Answers to others are not held back for the length of the sync.
+            if ring.taken() > 1 {
+                ring.send()?;
+            }
+            if ring.taken() == 1
+                && !ring.has_arrived()
+                && let Some((header, received)) = syncs.pop()
+            {
+                let begun = Instant::now();
+                catching(&header, || serve(&self.filesystem, &header, received));
+                let took = begun.elapsed();
+                ring.send()?;
+                own.ended(took, ring.has_arrived());
+            }
+        }
+        for (header, received) in syncs {
+            self.help(header, received);
+        }
+        Ok(())
+    }
+
+    /// Has a helper serve a request.
+    fn help(&self, header: InHeader, received: Received) {
+        let filesystem = self.filesystem.clone();
+        self.run_in_helper(move || serve(&filesystem, &header, received));
+    }
+
+    fn run_in_helper(&self, job: impl FnOnce() + Send + 'static) {
+        self.filesystem.mounted.note_helped();
+        self.helpers.run(Box::new(job));
+    }
+
     #[inline]
     fn request(&self, header: &InHeader, received: Received, may_wait: impl Fn() -> bool) {
         match header.opcode {
             op::READ => self.read(header, received),
             op::WRITE => self.write(header, received),
-            _ if self.is_served_here(header.opcode, &received) && may_wait() => {
+            _ if is_served_here(&self.filesystem, header, &received) && may_wait() => {
                 serve(&self.filesystem, header, received);
             }
-            _ => {
-                let (filesystem, header) = (self.filesystem.clone(), *header);
-                self.helpers
-                    .run(Box::new(move || serve(&filesystem, &header, received)));
-            }
+            _ => self.help(*header, received),
         }
     }
 
@@ -214,8 +259,7 @@ impl Service {
         let asker = asker(header);
         if let Some(room) = self.filesystem.try_read(asker, &args, reply.room()) {
             let filesystem = self.filesystem.clone();
-            self.helpers
-                .run(Box::new(move || filesystem.read_into(asker, &args, room)));
+            self.run_in_helper(move || filesystem.read_into(asker, &args, room));
         }
     }
 
@@ -240,7 +284,7 @@ impl Service {
         // Does not repeat the first part: another writer may have overwritten it since.
         args.offset += done as u64;
         let (filesystem, payload) = (self.filesystem.clone(), received.payload);
-        self.helpers.run(Box::new(move || {
+        self.run_in_helper(move || {
             let data = payload.as_ref().map_or(&[][..], AsRef::as_ref);
             filesystem.write_bytes(asker, &args, &data[done..], move |rest| match rest {
                 Ok(len) => reply.with(&SizeOut::new(done as u32 + len)),
@@ -248,27 +292,25 @@ impl Service {
                 Err(_) if done > 0 => reply.with(&SizeOut::new(done as u32)),
                 Err(e) => reply.error(e),
             });
-        }));
+        });
     }
+}
 
-    /// Returns whether the thread of the ring serves the request itself. It serves those that programs make for each file that
-    /// they use. Such a request may read names and attributes from the device, but never waits for another request.
-    fn is_served_here(&self, opcode: u32, received: &Received) -> bool {
-        match opcode {
-            op::LOOKUP | op::GETATTR | op::STATX | op::CREATE | op::TMPFILE => true,
-            // Never truncates: the kernel sends that as a separate request.
-            op::OPEN => true,
-            op::OPENDIR | op::RELEASEDIR | op::FLUSH => true,
-            // The release of a file's last inline writer may wait for a program that has stopped in a write that extends the
-            // file.
-            op::RELEASE => {
-                let [a, b, c, d, e, f, g, h, ..] = received.arguments;
-                let handle = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
-                !self.filesystem.may_write_inline(handle)
-            }
-            _ => false,
-        }
+/// Returns whether a request makes data or names durable.
+fn is_sync(opcode: u32) -> bool {
+    matches!(opcode, op::FSYNC | op::FSYNCDIR)
+}
+
+/// Serves a request. A panic costs only the request.
+#[inline]
+fn catching(header: &InHeader, request: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(request)).is_err() {
+        report_panic(header);
     }
+}
+
+fn report_failure(cpu: u32, error: &io::Error) {
+    tracing::error!(%error, cpu, "the ring of a CPU has failed; its requests come through the device");
 }
 
 /// Serves a request in the calling thread.

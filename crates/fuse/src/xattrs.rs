@@ -97,6 +97,11 @@ impl Jericho {
     }
 }
 
+/// Returns whether an attribute is one through which the command talks to the daemon.
+pub(crate) fn is_of_control(name: &[u8]) -> bool {
+    ours(name).is_some()
+}
+
 fn ours(name: &[u8]) -> Option<&str> {
     let name = std::str::from_utf8(name).ok()?;
     Some(name).filter(|n| n.starts_with(PREFIX))

@@ -268,6 +268,8 @@ pub struct FuseRing {
     iovecs: Vec<[libc::iovec; 2]>,
     /// Entries with a request that was not taken yet.
     arrived: VecDeque<u32>,
+    /// Number of entries whose request was taken and whose answer was not sent yet.
+    taken: usize,
     /// An empty list, swapped with the list of returned entries.
     spare: Vec<u32>,
     device: Option<OwnedFd>,
@@ -329,6 +331,7 @@ impl FuseRing {
                 })
                 .collect(),
             arrived: VecDeque::with_capacity(entries),
+            taken: 0,
             spare: Vec::with_capacity(entries),
             shared,
             device: None,
@@ -398,9 +401,28 @@ impl FuseRing {
         self.reap()
     }
 
+    /// Sends the finished answers and collects the requests that have come, without waiting. Fails as `wait` does.
+    pub fn send(&mut self) -> io::Result<()> {
+        // The doorbell stays as it is: the next wait resets it, and then looks for answers again.
+        self.commit();
+        self.enter(0)?;
+        self.reap()
+    }
+
+    /// Returns how many requests were taken whose answers were not sent yet, wherever they are.
+    pub fn taken(&self) -> usize {
+        self.taken
+    }
+
+    /// Returns whether `take` has a request.
+    pub fn has_arrived(&self) -> bool {
+        !self.arrived.is_empty()
+    }
+
     /// Returns a request that has come.
     pub fn take(&mut self) -> Option<Received> {
         let index = self.arrived.pop_front()?;
+        self.taken += 1;
         let header_at = self.shared.header(index);
         let mut header = [0; IN_HEADER_BYTES];
         let mut arguments = [0; ARGUMENTS_BYTES];
@@ -460,6 +482,7 @@ impl FuseRing {
             std::mem::swap(&mut returned, list);
         }
         for index in returned.drain(..) {
+            self.taken -= 1;
             let answer = self.shared.slots[index as usize]
                 .answer
                 .lock()
@@ -618,6 +641,24 @@ mod tests {
             let payload = std::slice::from_raw_parts(ring.shared.payload(index), len);
             (header.add(4).cast::<i32>().read(), payload.to_vec())
         }
+    }
+
+    #[test]
+    fn a_request_counts_as_taken_until_its_answer_is_sent() {
+        let mut ring = ring();
+        arrive(&mut ring, 0, b"");
+        arrive(&mut ring, 1, b"bytes to write");
+        assert!(ring.has_arrived());
+        let (read, write) = (ring.take().unwrap(), ring.take().unwrap());
+        assert!(!ring.has_arrived());
+        read.reply.short(b"");
+        write.reply.short(b"14");
+        assert_eq!(ring.taken(), 2);
+        ring.commit();
+        assert_eq!(ring.taken(), 1, "the payload was not returned");
+        drop(write.payload);
+        ring.commit();
+        assert_eq!(ring.taken(), 0);
     }
 
     #[test]

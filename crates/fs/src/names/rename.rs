@@ -103,6 +103,16 @@ impl Fs {
         Ok(())
     }
 
+    /// Returns whether a directory has this name. In doubt, after an error, returns true.
+    pub fn has_entry(&self, dir: Ino, name: &[u8]) -> bool {
+        let core = &self.core;
+        let found = core.directory(dir).and_then(|dir| {
+            let meta = dir.meta.read();
+            core.find(&dir, &meta, core.hash(name), name)
+        });
+        !matches!(found, Ok(None))
+    }
+
     /// Writes back a file that is about to replace another one. A program that replaces contents by rename without a sync
     /// therefore finds the old or the new contents after a crash, never an empty file.
     fn write_replacement(
