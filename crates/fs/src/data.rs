@@ -5,6 +5,7 @@ pub(crate) mod file;
 pub(crate) mod layout;
 pub(crate) mod leaving;
 pub(crate) mod open_file;
+pub(crate) mod operations;
 pub(crate) mod placement;
 pub(crate) mod runs;
 pub(crate) mod settle;

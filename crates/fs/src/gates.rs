@@ -96,6 +96,10 @@ impl Core {
                 shard.commits.link(set);
             }
         }
+        for id in set.iter() {
+            let batch = self.shards.get(id).commits.seq();
+            self.shared_flushes.operations.note(id, batch);
+        }
         Ok(gates)
     }
 }

@@ -7,10 +7,11 @@ use std::sync::mpsc::{Receiver, channel};
 
 use jericho_cache::{PagePlace, PageRun};
 use jericho_fs::File;
+use jericho_fs::types::{Ino, ROOT, SetAttr};
 use jericho_sim::{Effect, Fault, FaultPlan, Operation};
 use jericho_volume::OpenMode;
 
-use mount::{Mount, PAGE, pattern, write_back};
+use mount::{CALLER, Mount, PAGE, pattern, write_back};
 
 /// Returns where the pages of a file are.
 fn places(file: &Arc<File>) -> Vec<PagePlace> {
@@ -76,6 +77,52 @@ fn watch(mount: &Mount) -> Receiver<(Operation, std::thread::ThreadId)> {
         let _ = sender.send((operation, std::thread::current().id()));
     });
     operations
+}
+
+/// Syncs a directory in the calling thread.
+fn fsync_dir(mount: &Mount, dir: Ino) {
+    let (sender, receiver) = channel();
+    let done = Box::new(move |result| sender.send(result).unwrap());
+    mount.fs().fsync_dir_blocking(dir, done);
+    receiver.try_recv().unwrap().unwrap();
+}
+
+#[test]
+fn a_sync_of_a_directory_needs_the_device_only_after_an_operation_that_is_not_durable() {
+    let mut mount = Mount::new(64 << 20);
+    let dir = mount.fs().mkdir(ROOT, b"dir", 0o755, CALLER).unwrap().ino;
+    let file = mount.durable("journal", 100);
+    let operations = watch(&mount);
+    let flushes = |mount: &Mount, dir| {
+        fsync_dir(mount, dir);
+        let seen = operations.try_iter().map(|(operation, _)| operation);
+        seen.collect::<Vec<_>>()
+    };
+    // The sync of the file made its name durable. Its contents are no business of the directory.
+    mount.write(&file, 0, &pattern(2, 3000));
+    assert_eq!(flushes(&mount, ROOT), []);
+    let set = SetAttr {
+        perm: Some(0o600),
+        ..SetAttr::default()
+    };
+    for round in 0..4 {
+        let of_dir = round % 2 == 0;
+        let name = format!("new{round}");
+        match round {
+            // An operation in another directory counts, too.
+            0 | 1 => drop(mount.create(&name)),
+            2 => drop(mount.fs().setattr(dir, set, CALLER).unwrap()),
+            _ => drop(mount.fs().rename(ROOT, b"new1", dir, b"moved", 0)),
+        }
+        let dir = if of_dir { dir } else { ROOT };
+        assert_eq!(flushes(&mount, dir), [Operation::DurableWrite], "{round}");
+        assert_eq!(flushes(&mount, dir), [], "{round}");
+    }
+    drop(file);
+    mount.power_cut(1);
+    let fs = mount.fs();
+    assert!(fs.lookup(dir, b"moved").is_ok() && fs.lookup(ROOT, b"new0").is_ok());
+    assert_eq!(fs.getattr(dir).unwrap().perm, 0o600);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::data::operations::NewestOperations;
 use crate::error::{Error, Result};
 use crate::flushes::DataFlushes;
 use crate::types::Done;
@@ -16,9 +17,10 @@ use crate::types::Done;
 /// Number of flushes of a device that one call makes at most.
 const ROUNDS_MAX: usize = 16;
 
-/// The syncs that wait for flushes, by device.
+/// The syncs that wait for flushes, by device, and what tells a sync that it needs no commit.
 pub struct SharedFlushes {
     devices: Vec<Mutex<FlushQueue>>,
+    pub operations: NewestOperations,
 }
 
 #[derive(Default)]
@@ -32,6 +34,7 @@ impl SharedFlushes {
     pub fn new(devices: usize) -> SharedFlushes {
         SharedFlushes {
             devices: (0..devices).map(|_| Mutex::default()).collect(),
+            operations: NewestOperations::new(),
         }
     }
 

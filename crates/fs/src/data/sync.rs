@@ -59,18 +59,23 @@ impl Fs {
         self.sync_names(ino, Caller::MustNotBlock, done);
     }
 
-    /// Does the same as `fsync_dir` in the calling thread, as `fsync_blocking` does.
+    /// Does the same as `fsync_dir` in the calling thread, as `fsync_blocking` does. Commits nothing if all operations on names and
+    /// attributes that have ended are durable.
     pub fn fsync_dir_blocking(&self, ino: Ino, done: Done) {
         self.sync_names(ino, Caller::MayBlock, done);
     }
 
     fn sync_names(&self, ino: Ino, caller: Caller, done: Done) {
         let core = &self.core;
-        if let Err(error) = core.inode(ino) {
-            return done(Err(error));
-        }
+        let dir = match core.inode(ino) {
+            Ok(dir) => dir,
+            Err(error) => return done(Err(error)),
+        };
         if core.options.read_only {
             return done(Ok(()));
+        }
+        if caller == Caller::MayBlock && !needs_commit(core, &dir) {
+            return done(core.commits_of(ino).failure());
         }
         let waiter = Waiter {
             inode: None,
@@ -180,6 +185,16 @@ impl FileSync {
         };
         commit_for(&core, shard, waiter, caller);
     }
+}
+
+/// Returns whether an operation on names or attributes in the directory's shard has ended and is not durable, or the directory itself is
+/// not.
+fn needs_commit(core: &Core, dir: &Inode) -> bool {
+    let shard = core.shards.map().of_ino(dir.ino);
+    let newest = core.shared_flushes.operations.newest(shard);
+    // After `newest`: what is durable by then includes it, or the operation is newer.
+    let durable = core.commits_of(dir.ino).durable();
+    newest > durable || dir.is_uncommitted(durable)
 }
 
 /// Makes durable what a waiter needs of a shard: in the calling thread if it may block, else in the committer.
