@@ -4,6 +4,22 @@
 //! other thread flushes once more, for all callbacks that were left meanwhile, and calls them. So one thread waits for each device
 //! at most, and a flush serves every sync that has written its data before the flush began. After `ROUNDS_MAX` flushes the thread hands
 //! the callbacks that are left to the committer, so that its own call ends under any load.
+//!
+//! # Gathering
+//! A sync that writes its pages at the moment will need a flush when the write has ended (`Coming`). A flush that begins before that does not
+//! cover it. So while there are such syncs, no thread begins a flush: the callbacks wait, and the last of those syncs flushes for all. No
+//! thread sleeps for that.
+//!
+//! ```text
+//!   nobody leads ──a callback, and nobody comes──▶ led ──no callback left──▶ nobody leads
+//!        │                                         ▲ │
+//!        └──a callback, others come──▶ gathers ────┘ └──callbacks left, others come──▶ gathers
+//!                                        the last one of those comes, or needs no flush
+//! ```
+//!
+//! A gathering waits only for syncs that had begun before it (`FlushQueue::generation`), so callbacks wait for one write of each of these
+//! at most. A sync alone meets nobody and flushes at once. A sync that turns out to need no flush, or fails, flushes for the others nevertheless if
+//! it is the last one.
 
 use std::sync::Arc;
 
@@ -27,7 +43,82 @@ pub struct SharedFlushes {
 struct FlushQueue {
     /// A thread flushes, and will look at `waiting` afterwards.
     is_led: bool,
+    /// The callbacks wait for the last caller of the generation before this one.
+    gathers: bool,
     waiting: Vec<Done>,
+    /// The generation of the callers that begin now.
+    generation: Generation,
+    /// Callers that write, and then need a flush. Without `gathers`, there are only callers of this generation.
+    coming: [usize; 2],
+}
+
+/// The callers that have begun before or after the last gathering.
+type Generation = usize;
+
+impl FlushQueue {
+    /// Takes the lead, unless another thread has it, no callback waits, or a caller comes soon that takes it.
+    fn take_lead(&mut self) -> bool {
+        if self.is_led || self.waiting.is_empty() {
+            return false;
+        }
+        if !self.gathers && self.coming[self.generation] > 0 {
+            self.gathers = true;
+            // Callers that begin from here on are not waited for, so the flush comes after one write at the latest.
+            self.generation ^= 1;
+        }
+        if self.gathers && self.coming[self.generation ^ 1] > 0 {
+            return false;
+        }
+        self.gathers = false;
+        self.is_led = true;
+        true
+    }
+
+    /// Gives the lead up. Returns the callbacks that are left.
+    fn end_lead(&mut self) -> Vec<Done> {
+        self.is_led = false;
+        std::mem::take(&mut self.waiting)
+    }
+}
+
+/// A caller that writes data to a device, and then needs a flush. Callbacks may wait for it. If it is dropped, the caller needs no flush; its
+/// thread may then flush for the others, or hand them over when it panics.
+pub struct Coming<'a> {
+    queue: &'a Mutex<FlushQueue>,
+    device: u16,
+    data: &'a DataFlushes,
+    /// `None` once the caller has come.
+    generation: Option<Generation>,
+    hand_over: &'a dyn Fn(Done),
+}
+
+impl Coming<'_> {
+    /// Leaves the caller's callback for the device, with those that wait for it.
+    fn come(mut self, done: Done) {
+        let own = self.generation.take();
+        let left = leave(self.queue, self.data, self.device, own, done);
+        left.into_iter().for_each(self.hand_over);
+    }
+}
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        let Some(own) = self.generation.take() else {
+            return;
+        };
+        {
+            let mut queue = self.queue.lock();
+            queue.coming[own] -= 1;
+            if !queue.take_lead() {
+                return;
+            }
+        }
+        let left = match std::thread::panicking() {
+            true => self.queue.lock().end_lead(),
+            false => lead(self.queue, self.data, self.device),
+        };
+        left.into_iter().for_each(self.hand_over);
+    }
 }
 
 impl SharedFlushes {
@@ -38,27 +129,55 @@ impl SharedFlushes {
         }
     }
 
+    /// Records that the caller is about to write data to a device, and to sync it then. The thread may block. `hand_over` is that of
+    /// `flush`.
+    pub fn begin<'a>(
+        &'a self,
+        data: &'a DataFlushes,
+        device: u16,
+        hand_over: &'a dyn Fn(Done),
+    ) -> Coming<'a> {
+        let queue = &self.devices[usize::from(device)];
+        let generation = {
+            let mut queue = queue.lock();
+            let generation = queue.generation;
+            queue.coming[generation] += 1;
+            generation
+        };
+        Coming {
+            queue,
+            device,
+            data,
+            generation: Some(generation),
+            hand_over,
+        }
+    }
+
     /// Makes durable what was written to `devices` before the call, then calls `done`: in this thread, or in another one that flushes
-    /// already. Without data that needs it, flushes nothing. May run the callbacks of other threads. The calling thread may block.
-    /// `hand_over` takes callbacks that are left after many rounds, and has another thread flush for them.
+    /// already or soon. Without data that needs it, flushes nothing. May run the callbacks of other threads. The calling thread may block.
+    /// `coming` is from the caller's `begin`. `hand_over` takes callbacks that are left after many rounds, and has another thread flush for
+    /// them.
     pub fn flush(
         &self,
         data: &DataFlushes,
         devices: Vec<u16>,
+        mut coming: Option<Coming<'_>>,
         done: Done,
         hand_over: &dyn Fn(Done),
     ) {
         let mut needed = devices;
         needed.retain(|device| data.needs_flush(*device));
-        let lead = |device: u16, done| {
+        let mut leave = |device: u16, done| {
+            if let Some(coming) = coming.take_if(|coming| coming.device == device) {
+                return coming.come(done);
+            }
             let queue = &self.devices[usize::from(device)];
-            lead(queue, data, device, done)
-                .into_iter()
-                .for_each(hand_over);
+            let left = leave(queue, data, device, None, done);
+            left.into_iter().for_each(hand_over);
         };
         match needed[..] {
             [] => return done(Ok(())),
-            [device] => return lead(device, done),
+            [device] => return leave(device, done),
             _ => {}
         }
         let all = Arc::new(Mutex::new(AllDevices {
@@ -68,7 +187,7 @@ impl SharedFlushes {
         }));
         for device in needed {
             let all = all.clone();
-            lead(
+            leave(
                 device,
                 Box::new(move |result| AllDevices::flushed(&all, result)),
             );
@@ -76,31 +195,42 @@ impl SharedFlushes {
     }
 }
 
-/// Flushes a device until no callback is left, or leaves `done` with the thread that does. Returns the callbacks that are left after
-/// `ROUNDS_MAX` flushes.
-fn lead(queue: &Mutex<FlushQueue>, data: &DataFlushes, device: u16, done: Done) -> Vec<Done> {
+/// Leaves a callback with the others of a device. Flushes until none is left, unless another thread does that now or soon. Returns the
+/// callbacks that are left after `ROUNDS_MAX` flushes.
+fn leave(
+    queue: &Mutex<FlushQueue>,
+    data: &DataFlushes,
+    device: u16,
+    coming: Option<Generation>,
+    done: Done,
+) -> Vec<Done> {
     {
         let mut queue = queue.lock();
-        if queue.is_led {
-            // The flush in progress may have begun before this caller's write.
-            queue.waiting.push(done);
+        coming.into_iter().for_each(|own| queue.coming[own] -= 1);
+        // A flush in progress may have begun before this caller's write.
+        queue.waiting.push(done);
+        if !queue.take_lead() {
             return vec![];
         }
-        queue.is_led = true;
     }
+    lead(queue, data, device)
+}
+
+/// Flushes a device until no callback is left, or until others come soon. The caller has taken the lead. Returns the callbacks that are left
+/// after `ROUNDS_MAX` flushes.
+fn lead(queue: &Mutex<FlushQueue>, data: &DataFlushes, device: u16) -> Vec<Done> {
     let lead = Lead(queue);
-    let mut batch = vec![done];
-    for round in 1..=ROUNDS_MAX {
+    for _ in 0..ROUNDS_MAX {
+        let batch = std::mem::take(&mut queue.lock().waiting);
         let result = data.flush([device]).map_err(Error::from);
         for done in batch {
             done(result.clone());
         }
-        batch = lead.next(round < ROUNDS_MAX);
-        if batch.is_empty() {
-            break;
+        if !lead.goes_on() {
+            return vec![];
         }
     }
-    batch
+    lead.end()
 }
 
 /// A flush of several devices.
@@ -133,11 +263,16 @@ impl AllDevices {
 struct Lead<'a>(&'a Mutex<FlushQueue>);
 
 impl Lead<'_> {
-    /// Returns the callbacks that were left during the last flush. Without any, or if it must not go on, the caller leads no longer.
-    fn next(&self, goes_on: bool) -> Vec<Done> {
+    /// Returns whether the caller has to flush once more, and leads on.
+    fn goes_on(&self) -> bool {
         let mut queue = self.0.lock();
-        queue.is_led = goes_on && !queue.waiting.is_empty();
-        std::mem::take(&mut queue.waiting)
+        queue.is_led = false;
+        queue.take_lead()
+    }
+
+    /// Gives the lead up. Returns the callbacks that are left.
+    fn end(&self) -> Vec<Done> {
+        self.0.lock().end_lead()
     }
 }
 
@@ -146,12 +281,7 @@ impl Drop for Lead<'_> {
         if !std::thread::panicking() {
             return;
         }
-        let left = {
-            let mut queue = self.0.lock();
-            queue.is_led = false;
-            std::mem::take(&mut queue.waiting)
-        };
-        for done in left {
+        for done in self.end() {
             done(Err(Error::HalfDone));
         }
     }
@@ -197,7 +327,9 @@ mod tests {
         fn flush(&self, done: Done) {
             (0..self.sims.len() as u16).for_each(|n| assert!(self.data.note_write(n).is_some()));
             self.shared
-                .flush(&self.data, self.devices(), done, &|_| panic!("handed over"));
+                .flush(&self.data, self.devices(), None, done, &|_| {
+                    panic!("handed over")
+                });
         }
 
         fn flushed(&self) -> u64 {
@@ -242,7 +374,8 @@ mod tests {
             assert!(bed.data.note_write(0).is_some());
             let next = again(bed.clone(), handed_over.clone());
             let hand_over = |done| handed_over.lock().push(done);
-            bed.shared.flush(&bed.data, bed.devices(), next, &hand_over);
+            bed.shared
+                .flush(&bed.data, bed.devices(), None, next, &hand_over);
         })
     }
 
@@ -254,7 +387,7 @@ mod tests {
         let first = again(bed.clone(), handed_over.clone());
         let hand_over = |done| handed_over.lock().push(done);
         bed.shared
-            .flush(&bed.data, bed.devices(), first, &hand_over);
+            .flush(&bed.data, bed.devices(), None, first, &hand_over);
         assert_eq!(bed.flushed(), ROUNDS_MAX as u64);
         assert_eq!(std::mem::take(&mut *handed_over.lock()).len(), 1);
         // Nobody leads now.
@@ -263,17 +396,155 @@ mod tests {
         assert!(rx.try_recv().is_ok());
     }
 
+    /// A caller of `begin` that must not have to hand over.
+    fn begin(bed: &Bed) -> Coming<'_> {
+        bed.shared.begin(&bed.data, 0, &|_| panic!("handed over"))
+    }
+
+    /// Writes, and flushes as the caller that has begun.
+    fn come(bed: &Bed, coming: Coming<'_>, tx: &Sender<(Result<()>, ThreadId)>) {
+        assert!(bed.data.note_write(0).is_some());
+        let (coming, done) = (Some(coming), told(tx));
+        (bed.shared).flush(&bed.data, bed.devices(), coming, done, &|_| {
+            panic!("handed over")
+        });
+    }
+
+    #[test]
+    fn a_caller_that_meets_nobody_flushes_at_once() {
+        let bed = Bed::new(&["sim"]);
+        let (tx, rx) = channel();
+        for flushed in 1..4 {
+            come(&bed, begin(&bed), &tx);
+            assert!(rx.try_recv().unwrap().0.is_ok());
+            assert_eq!(bed.flushed(), flushed);
+        }
+    }
+
+    #[test]
+    fn the_last_caller_that_writes_flushes_for_those_that_have_written() {
+        let bed = Bed::new(&["sim"]);
+        let (tx, rx) = channel();
+        let mut coming: Vec<_> = (0..4).map(|_| begin(&bed)).collect();
+        let last = coming.pop().unwrap();
+        for one in coming {
+            come(&bed, one, &tx);
+        }
+        bed.flush(told(&tx));
+        assert!(rx.try_recv().is_err());
+        come(&bed, last, &tx);
+        assert_eq!(
+            rx.try_iter().filter(|(result, _)| result.is_ok()).count(),
+            5
+        );
+        assert_eq!(bed.flushed(), 1);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_caller_that_begins_after_the_gathering() {
+        let bed = Bed::new(&["sim"]);
+        let (tx, rx) = channel();
+        let first = begin(&bed);
+        bed.flush(told(&tx));
+        let second = begin(&bed);
+        come(&bed, first, &tx);
+        assert_eq!((rx.try_iter().count(), bed.flushed()), (2, 1));
+        // The next gathering waits for the second one.
+        bed.flush(told(&tx));
+        assert_eq!((rx.try_iter().count(), bed.flushed()), (0, 1));
+        come(&bed, second, &tx);
+        assert_eq!((rx.try_iter().count(), bed.flushed()), (2, 2));
+    }
+
+    #[test]
+    fn a_caller_that_needs_no_flush_or_panics_keeps_nobody_waiting() {
+        let bed = Bed::new(&["sim"]);
+        let (tx, rx) = channel();
+        let coming = begin(&bed);
+        bed.flush(told(&tx));
+        drop(coming);
+        assert!(rx.try_recv().unwrap().0.is_ok());
+        assert_eq!(bed.flushed(), 1);
+
+        let handed_over = Mutex::new(vec![]);
+        let hand_over = |done| handed_over.lock().push(done);
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _coming = bed.shared.begin(&bed.data, 0, &hand_over);
+            bed.flush(told(&tx));
+            panic!("a caller that panics, in a test");
+        }));
+        assert!(ended.is_err() && rx.try_recv().is_err());
+        assert_eq!((handed_over.lock().len(), bed.flushed()), (1, 1));
+        come(&bed, begin(&bed), &tx);
+        assert!(rx.try_recv().unwrap().0.is_ok());
+    }
+
+    #[test]
+    fn a_thread_that_has_flushed_leaves_the_next_flush_to_a_caller_that_writes() {
+        let bed = Bed::new(&["sim"]);
+        let (begun, go) = bed.sims[0].block_next(Operation::Flush);
+        let (tx, rx) = channel();
+        std::thread::scope(|scope| {
+            let leader = scope.spawn(|| bed.flush(told(&tx)));
+            begun.recv().unwrap();
+            let coming = begin(&bed);
+            bed.flush(told(&tx));
+            drop(go);
+            leader.join().unwrap();
+            assert_eq!((rx.try_iter().count(), bed.flushed()), (1, 1));
+            come(&bed, coming, &tx);
+        });
+        let own = std::thread::current().id();
+        assert!(rx.try_iter().all(|(_, thread)| thread == own));
+        assert_eq!(bed.flushed(), 2);
+    }
+
+    #[test]
+    fn each_of_many_threads_is_told_that_its_own_write_is_durable() {
+        const THREADS: usize = 8;
+        const ROUNDS: usize = 300;
+        let bed = Bed::new(&["sim"]);
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let bed = &bed;
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        let (tx, rx) = channel();
+                        let coming = begin(bed);
+                        if (thread + round) % 5 == 0 {
+                            // The sync has failed, or commits.
+                            drop(coming);
+                            continue;
+                        }
+                        let epoch = bed.data.note_write(0).unwrap();
+                        let handed_over =
+                            |done: Done| done(bed.data.flush([0]).map_err(Error::from));
+                        let (coming, done) = (Some(coming), told(&tx));
+                        (bed.shared).flush(&bed.data, bed.devices(), coming, done, &handed_over);
+                        rx.recv().unwrap().0.unwrap();
+                        assert!(bed.data.is_flushed(0, epoch));
+                    }
+                });
+            }
+        });
+        let queue = bed.shared.devices[0].lock();
+        assert!(!queue.is_led && !queue.gathers && queue.waiting.is_empty());
+        assert_eq!(queue.coming, [0, 0]);
+    }
+
     #[test]
     fn without_new_data_nothing_is_flushed() {
         let bed = Bed::new(&["sim"]);
         let (tx, rx) = channel();
-        bed.shared.flush(&bed.data, bed.devices(), told(&tx), &|_| {
-            panic!("handed over")
-        });
+        bed.shared
+            .flush(&bed.data, bed.devices(), None, told(&tx), &|_| {
+                panic!("handed over")
+            });
         bed.flush(told(&tx));
-        bed.shared.flush(&bed.data, bed.devices(), told(&tx), &|_| {
-            panic!("handed over")
-        });
+        bed.shared
+            .flush(&bed.data, bed.devices(), None, told(&tx), &|_| {
+                panic!("handed over")
+            });
         assert!(rx.try_iter().all(|(result, _)| result.is_ok()));
         assert_eq!(bed.flushed(), 1);
     }

@@ -17,6 +17,7 @@ use jericho_format::PAGE_BYTES;
 use crate::commit::{Waiter, leader};
 use crate::core::{Core, PAGES};
 use crate::data::file::CacheResult;
+use crate::data::shared_flushes::Coming;
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::inode::File;
@@ -110,16 +111,25 @@ impl Fs {
             done,
         };
         let Some(cache) = file.cache() else {
-            return sync.written(Ok(()), caller);
+            return match caller {
+                Caller::MayBlock => sync.written_here(Ok(()), None),
+                Caller::MustNotBlock => sync.written(Ok(())),
+            };
         };
         if caller == Caller::MayBlock {
             let _fails = FailsOnPanic(core);
             let commits = sync.commits();
+            let hand_over = |done| flush_by_committer(core, file, done);
+            let device = core.device_of(file).filter(|_| !commits);
+            let coming = device.map(|device| {
+                let shared = &core.shared_flushes;
+                shared.begin(&core.flushes, device, &hand_over)
+            });
             if let Some(result) = cache.sync_small(&file.object(), &pages, commits) {
-                return sync.written(result, caller);
+                return sync.written_here(result, coming);
             }
         }
-        let after = move |result| sync.written(result, Caller::MustNotBlock);
+        let after = move |result| sync.written(result);
         cache.sync(&file.object(), pages, Box::new(after));
     }
 }
@@ -160,30 +170,53 @@ impl FileSync {
         }
     }
 
-    /// Continues when the cache has written the data back, or has failed to.
-    fn written(self, result: CacheResult, caller: Caller) {
+    /// Continues when the cache has written the data back, or has failed to. The thread must not block.
+    fn written(self, result: CacheResult) {
+        let Ok(sync) = self.note_written(result) else {
+            return;
+        };
+        let commit = sync.commits();
+        sync.commit(commit, Caller::MustNotBlock);
+    }
+
+    /// Continues when the calling thread, which may block, has written the data back, or has failed to.
+    fn written_here(self, result: CacheResult, coming: Option<Coming<'_>>) {
+        let Ok(sync) = self.note_written(result) else {
+            return;
+        };
+        if sync.commits() {
+            // The commit flushes the devices itself. No other sync waits for it.
+            drop(coming);
+            return sync.commit(true, Caller::MayBlock);
+        }
+        flush(&sync.core, &sync.file, coming, sync.done);
+    }
+
+    /// Records how far the file was written back. Answers a failure.
+    fn note_written(self, result: CacheResult) -> std::result::Result<FileSync, ()> {
         if let Err(error) = result {
-            return (self.done)(Err(error.into()));
+            (self.done)(Err(error.into()));
+            return Err(());
         }
         let end = match &self.scope {
             Scope::All | Scope::Data => u64::MAX,
             Scope::Range(end) => *end,
         };
         self.file.note_synced(&self.reach, end);
-        let commit = self.commits();
-        let (core, file) = (self.core, self.file);
-        let inode = file.inode.clone();
-        if caller == Caller::MayBlock && !commit {
-            return flush(&core, &file, self.done);
-        }
-        let shard = core.shards.map().of_ino(inode.ino);
+        Ok(self)
+    }
+
+    /// Makes the file's data durable, and with `commit` its metadata.
+    fn commit(self, commit: bool, caller: Caller) {
+        let inode = self.file.inode.clone();
+        let shard = self.core.shards.map().of_ino(inode.ino);
         let waiter = Waiter {
             inode: Some(inode),
             commit,
-            data: core.shards_of(&file),
+            data: self.core.shards_of(&self.file),
             done: self.done,
         };
-        commit_for(&core, shard, waiter, caller);
+        commit_for(&self.core, shard, waiter, caller);
     }
 }
 
@@ -205,10 +238,10 @@ fn commit_for(core: &Core, shard: ShardId, waiter: Waiter, caller: Caller) {
     }
 }
 
-/// Flushes the devices that have data of a file, in the calling thread or in another that flushes already.
-fn flush(core: &Arc<Core>, file: &File, done: Done) {
+/// Flushes the devices that have data of a file, in the calling thread or in another that flushes already or soon.
+fn flush(core: &Arc<Core>, file: &Arc<File>, coming: Option<Coming<'_>>, done: Done) {
     let _fails = FailsOnPanic(core);
-    let (ino, data) = (file.ino(), core.shards_of(file));
+    let ino = file.ino();
     let of_volume = core.clone();
     let flushed = move |flushed: Result<()>| {
         if let Err(error) = &flushed {
@@ -216,17 +249,30 @@ fn flush(core: &Arc<Core>, file: &File, done: Done) {
         }
         done(of_volume.commits_of(ino).failure().and(flushed));
     };
-    let committer = |done| {
-        core.commits_of(ino).enqueue(Waiter {
-            inode: None,
-            commit: false,
-            data,
-            done,
-        })
-    };
-    let devices = core.devices_of(data);
-    core.shared_flushes
-        .flush(&core.flushes, devices, Box::new(flushed), &committer);
+    let hand_over = |done| flush_by_committer(core, file, done);
+    let devices = core.devices_of(core.shards_of(file));
+    let (shared, done) = (&core.shared_flushes, Box::new(flushed));
+    shared.flush(&core.flushes, devices, coming, done, &hand_over);
+}
+
+/// Has the committer flush the devices that have data of a file.
+fn flush_by_committer(core: &Core, file: &File, done: Done) {
+    core.commits_of(file.ino()).enqueue(Waiter {
+        inode: None,
+        commit: false,
+        data: core.shards_of(file),
+        done,
+    });
+}
+
+impl Core {
+    /// Returns the device to which new contents of a file go. Returns `None` if there are several.
+    fn device_of(&self, file: &File) -> Option<u16> {
+        let slice = &self.volume.slices()[usize::from(file.layout().home())];
+        let mut devices = slice.regions().iter().map(|region| region.device);
+        let first = devices.next();
+        first.filter(|first| devices.all(|device| device == *first))
+    }
 }
 
 /// Returns the pages that `sync_range` has to write, and its scope.
