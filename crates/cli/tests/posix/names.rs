@@ -178,6 +178,79 @@ fn a_name_that_was_looked_for_in_vain_is_found_once_it_is_there() {
     assert!(!v.at("later").exists());
 }
 
+/// Returns the names in a directory, in order.
+fn listed(dir: &std::path::Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
+    let mut names: Vec<String> = entries
+        .map(|entry| name(entry).into_string().unwrap())
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn a_listing_shows_each_change_since_the_one_before() {
+    let v = Volume::mounted();
+    let (dir, other) = (v.at("dir"), v.at("other"));
+    fs::create_dir(&dir).unwrap();
+    fs::create_dir(&other).unwrap();
+    // One descriptor stays open, and begins again.
+    let mut open = rustix::fs::Dir::read_from(File::open(&dir).unwrap()).unwrap();
+    let mut check = |expected: &[&str]| {
+        // The kernel caches the first listing, and answers the second one from its cache.
+        for _ in 0..2 {
+            assert_eq!(listed(&dir), expected);
+            open.rewind();
+            let names = (&mut open).map(|entry| entry.unwrap().file_name().to_owned());
+            assert_eq!(names.count(), expected.len() + 2);
+        }
+    };
+    for _ in 0..20 {
+        check(&[]);
+        fs::write(dir.join("a"), b"").unwrap();
+        check(&["a"]);
+        fs::hard_link(dir.join("a"), dir.join("b")).unwrap();
+        check(&["a", "b"]);
+        fs::rename(dir.join("a"), dir.join("c")).unwrap();
+        check(&["b", "c"]);
+        fs::create_dir(dir.join("a")).unwrap();
+        check(&["a", "b", "c"]);
+        fs::rename(dir.join("c"), other.join("c")).unwrap();
+        fs::rename(dir.join("b"), other.join("b")).unwrap();
+        check(&["a"]);
+        std::os::unix::fs::symlink("a", other.join("l")).unwrap();
+        fs::rename(other.join("l"), dir.join("l")).unwrap();
+        check(&["a", "l"]);
+        fs::remove_file(dir.join("l")).unwrap();
+        fs::remove_dir(dir.join("a")).unwrap();
+        fs::remove_file(other.join("b")).unwrap();
+        fs::remove_file(other.join("c")).unwrap();
+    }
+}
+
+#[test]
+fn a_listing_in_progress_shows_each_entry_that_is_not_removed_meanwhile() {
+    const COUNT: usize = 2000;
+    let v = Volume::mounted();
+    for _ in 0..2 {
+        let name = |n: usize| v.at(&format!("{n}"));
+        (0..COUNT).for_each(|n| fs::write(name(n), b"").unwrap());
+        let mut seen = std::collections::HashSet::new();
+        let mut entries = fs::read_dir(v.mnt()).unwrap();
+        let of = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
+        seen.extend(entries.by_ref().take(10).map(of));
+        (0..COUNT / 2).for_each(|n| fs::remove_file(name(n)).unwrap());
+        seen.extend(entries.map(of));
+        for n in COUNT / 2..COUNT {
+            assert!(seen.contains(std::ffi::OsStr::new(&format!("{n}"))), "{n}");
+        }
+        assert_eq!(listed(&v.mnt()).len(), COUNT / 2);
+        (COUNT / 2..COUNT).for_each(|n| fs::remove_file(name(n)).unwrap());
+        assert!(listed(&v.mnt()).is_empty());
+    }
+}
+
 fn many_entries(count: usize) {
     let v = Volume::of_size(if count > 100_000 { "2G" } else { "256M" });
     v.mount();
