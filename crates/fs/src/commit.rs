@@ -46,6 +46,8 @@ use crate::types::{Done, Ino};
 
 /// A batch of this many changes is committed at once, on a machine with much memory.
 const BATCH_CHANGES: usize = 32_768;
+/// A large value of a change counts as one more change for this many bytes.
+const CHANGE_BYTES: usize = 512;
 
 /// A caller that waits for a commit or a flush.
 pub struct Waiter {
@@ -133,6 +135,10 @@ pub struct Commits {
     full_at: usize,
     /// With this many changes in the batch, operations on names and attributes wait for room. Other changes do not wait.
     max: usize,
+    /// The same for a linked batch. It must fit into the journal, because redb cannot take several batches of a group.
+    linked_max: usize,
+    /// The current batch is linked.
+    is_linked: AtomicBool,
     seq: AtomicU64,
     durable: AtomicU64,
     armed: AtomicBool,
@@ -178,12 +184,17 @@ impl Drop for Gate<'_> {
 
 impl Commits {
     /// Makes an empty batch, to be committed every `interval_ms`. It holds at most a `divisor`th of the changes that it may hold on a
-    /// machine with much memory (`Store::limits_divisor`).
-    pub fn new(interval_ms: u64, divisor: usize) -> Commits {
+    /// machine with much memory (`Store::limits_divisor`). A linked batch has at most `linked_bytes` bytes, unless the inodes in it have
+    /// a great many extents.
+    pub fn new(interval_ms: u64, divisor: usize, linked_bytes: u64) -> Commits {
         let full_at = BATCH_CHANGES / divisor;
+        // Half of it is for the inodes and bitmaps that the sealing adds.
+        let linked_max = linked_bytes as usize / 2 / CHANGE_BYTES;
         Commits {
             full_at,
             max: 4 * full_at,
+            linked_max: linked_max.clamp(1, 4 * full_at),
+            is_linked: AtomicBool::new(false),
             gate: RwLock::new(()),
             batch: Mutex::default(),
             weight: AtomicUsize::new(0),
@@ -272,12 +283,18 @@ impl Commits {
     /// Has the current batch become durable together with the batches of these shards. The gate is held, or the cut is locked.
     pub fn link(&self, shards: ShardSet) {
         self.batch.lock().links.extend(shards);
+        self.is_linked.store(true, Ordering::Release);
     }
 
     /// Appends a change. The gate is held.
     pub fn push(&self, change: Change) {
+        let more_bytes = match &change {
+            Change::PutXattr(_, _, value) => value.len(),
+            Change::PutLogged(_, image) => image.len(),
+            _ => 0,
+        };
         self.batch.lock().changes.push(change);
-        self.grown();
+        self.grown(1 + more_bytes / CHANGE_BYTES);
     }
 
     /// Adds an inode to those that the batch records when it is sealed.
@@ -289,7 +306,7 @@ impl Commits {
         }
         batch.dirty.push(inode.clone());
         drop(batch);
-        self.grown();
+        self.grown(1);
     }
 
     /// Adds an inode whose attribute values were changed.
@@ -300,12 +317,16 @@ impl Commits {
     /// Adds an inode to remove, of which nothing is cached.
     pub fn push_dead(&self, inode: Arc<Inode>) {
         self.batch.lock().dead.push(inode);
-        self.grown();
+        self.grown(1);
     }
 
-    fn grown(&self) {
-        let weight = self.weight.fetch_add(1, Ordering::Relaxed) + 1;
-        if weight == self.full_at {
+    fn grown(&self, by: usize) {
+        let before = self.weight.fetch_add(by, Ordering::Relaxed);
+        let full_at = match self.is_linked.load(Ordering::Acquire) {
+            true => self.full_at.min(self.linked_max.div_ceil(4)),
+            false => self.full_at,
+        };
+        if before < full_at && before + by >= full_at {
             self.hurry();
         } else if !self.armed.swap(true, Ordering::AcqRel) {
             self.control.lock().set_deadline(self);
@@ -321,19 +342,22 @@ impl Commits {
 
     /// Returns whether `wait_for_room` would not wait.
     pub fn has_room(&self) -> bool {
-        self.weight.load(Ordering::Relaxed) < self.max
+        self.has_room_as(self.is_linked.load(Ordering::Acquire))
     }
 
-    /// Waits while the batch is too large. The caller holds no lock.
-    pub fn wait_for_room(&self) {
-        if self.has_room() {
+    fn has_room_as(&self, is_linked: bool) -> bool {
+        let max = if is_linked { self.linked_max } else { self.max };
+        self.weight.load(Ordering::Relaxed) < max
+    }
+
+    /// Waits while the batch is too large, with `links` also while it is too large for a linked one. The caller holds no lock.
+    pub fn wait_for_room(&self, links: bool) {
+        let has_room = || self.has_room_as(links || self.is_linked.load(Ordering::Acquire));
+        if has_room() {
             return;
         }
         let mut control = self.control.lock();
-        while self.weight.load(Ordering::Relaxed) >= self.max
-            && !control.stop
-            && !self.is_failed.load(Ordering::Acquire)
-        {
+        while !has_room() && !control.stop && !self.is_failed.load(Ordering::Acquire) {
             control.urgent = true;
             self.work.notify_one();
             self.room.wait(&mut control);
@@ -412,7 +436,7 @@ mod tests {
 
     #[test]
     fn each_change_of_room_for_changes_is_logged_once() {
-        let commits = Commits::new(1000, 1);
+        let commits = Commits::new(1000, 1, 1 << 20);
         let volume = ENOSPC;
         let host = Error::Io(jericho_storage::IoError {
             operation: "write",

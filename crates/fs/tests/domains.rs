@@ -25,9 +25,13 @@ const ENODEV: i32 = 19;
 
 /// Returns a volume with a store in each of two slices, which are on devices of their own.
 fn formatted() -> DeviceSet {
+    formatted_with([64 * MIB, 64 * MIB])
+}
+
+fn formatted_with(sizes: [u64; 2]) -> DeviceSet {
     let set = DeviceSet::new([
-        SimDevice::new("one", 64 * MIB).without_fua(),
-        SimDevice::new("two", 64 * MIB).without_fua(),
+        SimDevice::new("one", sizes[0]).without_fua(),
+        SimDevice::new("two", sizes[1]).without_fua(),
     ]);
     let options = FormatOptions {
         slices: Some(SLICES),
@@ -306,4 +310,36 @@ fn after_a_crash_a_slice_waits_for_the_missing_one_that_its_last_operation_chang
     mounted.fs.close().unwrap();
     drop(mounted);
     assert_sound(&crashed);
+}
+
+#[test]
+fn batches_of_many_operations_in_two_slices_fit_into_small_journals() {
+    let set = formatted_with([24 * MIB, 24 * MIB]);
+    let mounted = try_mount(set.as_devices()).unwrap();
+    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+    // Together they are several times as long as the journals, which have 1 to 2 MiB. No call asks for a commit.
+    let value = [7; 8000];
+    for number in 0..600 {
+        let name = format!("f{number}");
+        let (from, to) = if number % 2 == 0 { (x, y) } else { (y, x) };
+        let file = mounted.create(from, &name).unwrap();
+        let (fs, name) = (&mounted.fs, name.as_bytes());
+        fs.setxattr(file.ino(), b"user.long", &value, 0).unwrap();
+        fs.rename(from, name, to, name, 0).unwrap();
+        fs.close_file(&file);
+    }
+    mounted.fs.commit().unwrap();
+    let later = set.crash(1);
+    drop(mounted);
+    assert_sound(&later);
+    let mounted = try_mount(later.as_devices()).unwrap();
+    let dirs = [mounted.dir("y"), mounted.dir("x")];
+    for number in 0..600 {
+        let name = format!("f{number}");
+        mounted
+            .fs
+            .lookup(dirs[number % 2], name.as_bytes())
+            .unwrap();
+    }
+    mounted.fs.close().unwrap();
 }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use jericho_journal::AppendClass;
+
 use super::batch::{self, Operations};
 use super::log::Log;
 use super::region::Region;
@@ -94,6 +96,14 @@ impl Store {
         let divisor = self.limits_divisor() as u64;
         let bytes = (journal.ring_bytes() / 8).min(BYTES_TARGET / 2 / divisor);
         (bytes / jericho_format::PAGE_BYTES) as usize
+    }
+
+    /// Returns the largest size of a batch that is linked to batches of other stores. 0 without a journal.
+    pub fn linked_bytes(&self) -> u64 {
+        match &*self.log.lock() {
+            Log::Journal(journal) => journal.longest_payload(AppendClass::Ordinary),
+            _ => 0,
+        }
     }
 
     /// Returns the number by which the limits of the rows in memory, and of a batch, are divided, because the store has little memory.
