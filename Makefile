@@ -35,7 +35,7 @@ help:
 	@echo 'make systemd   the systemd unit, run by a systemd in a container: crashes, stops, restarts (as root or with sudo; half a minute; ONLY=name)'
 	@echo 'make fuzz      damaged volumes, hostile programs, strange kernels: libFuzzer for FUZZ_SECONDS=$(FUZZ_SECONDS) each (ONLY=name)'
 	@echo 'make conformance  pjdfstest on the mount by both transports; fsx there and under jericho run: a million operations, every byte compared'
-	@echo 'make soak      kills programs in their writes for SOAK_SECONDS=$(SOAK_SECONDS) while others verify; then SOAK_CASES=$(SOAK_CASES) power cuts; then every failure of a device; then a mount of 10^7 inodes'
+	@echo 'make soak      kills programs in their writes for SOAK_SECONDS=$(SOAK_SECONDS) while others verify; then SOAK_CASES=$(SOAK_CASES) power cuts; then every failure of a device; then 100 rounds of filling and emptying 1 GiB; then a mount of 10^7 inodes'
 	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: 10 minutes instead of 90)'
 	@echo 'make compare-syncs  durable writes, SQLite, PostgreSQL and RocksDB on a volume, on ext4 and on XFS (as root; 40 minutes; SYNCS_ARGS="--rounds 1")'
 	@echo 'make results   the last run of the benchmark into README.md and docs/performance'
@@ -112,6 +112,7 @@ soak: setup-test
 	JERICHO_SOAK_SECONDS=60 $(CARGO) test --release -p jericho-cli --test commands -- --nocapture another_user_attacks
 	JERICHO_CRASH_CASES=$(SOAK_CASES) $(CARGO) test --release -p jericho-fs --test crash -- --nocapture
 	JERICHO_FAILING_CASES=all $(CARGO) test --release -p jericho-fs --test failing -- --nocapture
+	JERICHO_FULL_MIB=1024 $(CARGO) test --release -p jericho-fs --test full -- --nocapture
 	JERICHO_MOUNT_FILES=10000000 $(CARGO) test --release -p jericho-fs --test numbers -- --nocapture a_mount
 
 bench: setup-bench

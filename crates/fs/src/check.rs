@@ -251,8 +251,8 @@ fn check_once(
         );
     }
     let regions = metadata::regions(&volume);
-    let mapped_bytes = regions.iter().map(|region| region.mapped_bytes()).sum();
-    progress.begin(Stage::Pages, mapped_bytes);
+    let bytes = regions.iter().map(|region| region.len_bytes()).sum();
+    progress.begin(Stage::Pages, bytes);
     let verified = in_parallel(&regions, |region| Ok(Store::verify(region)));
     for (slice, verified) in verified?.into_iter().enumerate() {
         match verified {

@@ -46,8 +46,6 @@ use crate::types::{Done, Ino};
 
 /// A batch of this many changes is committed at once, on a machine with much memory.
 const BATCH_CHANGES: usize = 32_768;
-/// A large value of a change counts as one more change for this many bytes.
-const CHANGE_BYTES: usize = 512;
 
 /// A caller that waits for a commit or a flush.
 pub struct Waiter {
@@ -130,15 +128,12 @@ pub struct Commits {
     /// An operation on names or attributes holds it shared, and the committer exclusively to seal. Taken before every other lock.
     gate: RwLock<()>,
     batch: Mutex<Batch>,
+    /// The number of changes in the batch. Long ones count more (`Change::weight`).
     weight: AtomicUsize,
     /// A batch of this many changes is committed at once.
     full_at: usize,
     /// With this many changes in the batch, operations on names and attributes wait for room. Other changes do not wait.
     max: usize,
-    /// The same for a linked batch. It must fit into the journal, because redb cannot take several batches of a group.
-    linked_max: usize,
-    /// The current batch is linked.
-    is_linked: AtomicBool,
     seq: AtomicU64,
     durable: AtomicU64,
     armed: AtomicBool,
@@ -184,17 +179,12 @@ impl Drop for Gate<'_> {
 
 impl Commits {
     /// Makes an empty batch, to be committed every `interval_ms`. It holds at most a `divisor`th of the changes that it may hold on a
-    /// machine with much memory (`Store::limits_divisor`). A linked batch has at most `linked_bytes` bytes, unless the inodes in it have
-    /// a great many extents.
-    pub fn new(interval_ms: u64, divisor: usize, linked_bytes: u64) -> Commits {
+    /// machine with much memory (`Store::limits_divisor`).
+    pub fn new(interval_ms: u64, divisor: usize) -> Commits {
         let full_at = BATCH_CHANGES / divisor;
-        // Half of it is for the inodes and bitmaps that the sealing adds.
-        let linked_max = linked_bytes as usize / 2 / CHANGE_BYTES;
         Commits {
             full_at,
             max: 4 * full_at,
-            linked_max: linked_max.clamp(1, 4 * full_at),
-            is_linked: AtomicBool::new(false),
             gate: RwLock::new(()),
             batch: Mutex::default(),
             weight: AtomicUsize::new(0),
@@ -283,18 +273,13 @@ impl Commits {
     /// Has the current batch become durable together with the batches of these shards. The gate is held, or the cut is locked.
     pub fn link(&self, shards: ShardSet) {
         self.batch.lock().links.extend(shards);
-        self.is_linked.store(true, Ordering::Release);
     }
 
     /// Appends a change. The gate is held.
     pub fn push(&self, change: Change) {
-        let more_bytes = match &change {
-            Change::PutXattr(_, _, value) => value.len(),
-            Change::PutLogged(_, image) => image.len(),
-            _ => 0,
-        };
+        let weight = change.weight();
         self.batch.lock().changes.push(change);
-        self.grown(1 + more_bytes / CHANGE_BYTES);
+        self.grown(weight);
     }
 
     /// Adds an inode to those that the batch records when it is sealed.
@@ -320,13 +305,10 @@ impl Commits {
         self.grown(1);
     }
 
-    fn grown(&self, by: usize) {
-        let before = self.weight.fetch_add(by, Ordering::Relaxed);
-        let full_at = match self.is_linked.load(Ordering::Acquire) {
-            true => self.full_at.min(self.linked_max.div_ceil(4)),
-            false => self.full_at,
-        };
-        if before < full_at && before + by >= full_at {
+    /// Counts a change of this weight.
+    fn grown(&self, added: usize) {
+        let before = self.weight.fetch_add(added, Ordering::Relaxed);
+        if before < self.full_at && before + added >= self.full_at {
             self.hurry();
         } else if !self.armed.swap(true, Ordering::AcqRel) {
             self.control.lock().set_deadline(self);
@@ -342,22 +324,16 @@ impl Commits {
 
     /// Returns whether `wait_for_room` would not wait.
     pub fn has_room(&self) -> bool {
-        self.has_room_as(self.is_linked.load(Ordering::Acquire))
+        self.weight.load(Ordering::Relaxed) < self.max
     }
 
-    fn has_room_as(&self, is_linked: bool) -> bool {
-        let max = if is_linked { self.linked_max } else { self.max };
-        self.weight.load(Ordering::Relaxed) < max
-    }
-
-    /// Waits while the batch is too large, with `links` also while it is too large for a linked one. The caller holds no lock.
-    pub fn wait_for_room(&self, links: bool) {
-        let has_room = || self.has_room_as(links || self.is_linked.load(Ordering::Acquire));
-        if has_room() {
+    /// Waits while the batch is too large. The caller holds no lock.
+    pub fn wait_for_room(&self) {
+        if self.has_room() {
             return;
         }
         let mut control = self.control.lock();
-        while !has_room() && !control.stop && !self.is_failed.load(Ordering::Acquire) {
+        while !self.has_room() && !control.stop && !self.is_failed.load(Ordering::Acquire) {
             control.urgent = true;
             self.work.notify_one();
             self.room.wait(&mut control);
@@ -436,7 +412,7 @@ mod tests {
 
     #[test]
     fn each_change_of_room_for_changes_is_logged_once() {
-        let commits = Commits::new(1000, 1, 1 << 20);
+        let commits = Commits::new(1000, 1);
         let volume = ENOSPC;
         let host = Error::Io(jericho_storage::IoError {
             operation: "write",

@@ -77,7 +77,7 @@ impl Core {
         self.may_change_at_all()?;
         for shard in self.shards.of_set(set) {
             shard.commits.failure()?;
-            shard.commits.wait_for_room(set.len() > 1);
+            shard.commits.wait_for_room();
         }
         let mut entered = set
             .iter()

@@ -8,4 +8,5 @@ pub(crate) mod overlay;
 pub(crate) mod paths;
 pub(crate) mod privileges;
 pub(crate) mod rename;
+pub(crate) mod room;
 pub(crate) mod xattr;

@@ -28,7 +28,7 @@ impl Shards {
     pub fn new(stores: Vec<StoreRef>, interval_ms: u64) -> Result<Shards> {
         let map = ShardMap::new(stores.len());
         let shard = |store: StoreRef| {
-            let commits = Commits::new(interval_ms, store.limits_divisor(), store.linked_bytes());
+            let commits = Commits::new(interval_ms, store.limits_divisor());
             if let Err(error) = store.check() {
                 commits.fail(error);
             }

@@ -15,16 +15,18 @@ mod prepared;
 mod records;
 pub(crate) mod recovery;
 pub mod region;
+mod room;
 mod scan;
 pub mod tables;
 mod view;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
-use jericho_format::record;
+use jericho_format::{PAGE_BYTES, record};
+use jericho_journal::JournalArea;
 use parking_lot::Mutex;
 use redb::{Database, StorageBackend};
 
@@ -34,6 +36,7 @@ pub use self::payload::Requirement;
 pub use self::prepared::Prepared;
 pub use self::records::{Block, Change, Entry, Extent, Image, InodeRecord};
 use self::region::Region;
+use self::room::Room;
 use self::tables::{ReadError, Table};
 use self::view::{Snapshot, View};
 use crate::error::{Error, Result};
@@ -71,11 +74,16 @@ impl Drop for Writer {
     }
 }
 
-/// What is done before a batch is committed.
-pub trait BeforeCommit: Send + Sync {
-    /// Prepares for `changes`, which may add `bytes` bytes to the metadata region: makes chunks
-    /// ready as far as there is space. An error fails the batch before anything is written.
-    fn before_commit(&self, region: Option<&Region>, changes: &[Change], bytes: u64) -> Result<()>;
+/// What the allocator does for the store.
+pub trait Supply: Send + Sync {
+    /// Prepares for a batch. An error fails the batch before anything is written.
+    fn before_commit(&self, changes: &[Change]) -> Result<()>;
+
+    /// Returns whether `free` free pages of the metadata region are enough for `pages` pages and a stock.
+    fn has_enough(&self, region: &Region, pages: u64, free: u64) -> bool;
+
+    /// Makes spare chunks of the metadata region for `pages` pages and a stock, as far as there is space.
+    fn refill(&self, region: &Region, pages: u64) -> Result<()>;
 }
 
 /// The store of an open volume. Thread-safe.
@@ -84,10 +92,10 @@ pub struct Store {
     writer: Mutex<Writer>,
     /// Taken by commits, from `prepare` to `publish`.
     log: Mutex<Log>,
+    /// The bytes of the journal; 0 if there is none.
+    journal_bytes: AtomicUsize,
     /// Held over a transaction of redb. If the transaction finds no room, redb fails all reads until it is opened again.
     in_transaction: Mutex<()>,
-    /// The last checkpoint found no room. While this is set, a commit is acknowledged only when redb has it.
-    lacks_room: AtomicBool,
     /// Only a holder of `log` adds rows.
     view: ArcSwap<View>,
     /// The error that ended all changes.
@@ -98,8 +106,8 @@ pub struct Store {
     damage: OnceLock<Error>,
     /// `None`: the store is in memory.
     region: Option<Arc<Region>>,
-    before_commit: Mutex<Option<Box<dyn BeforeCommit>>>,
-    room: batch::Room,
+    supply: Mutex<Option<Arc<dyn Supply>>>,
+    room: Room,
     options: StoreOptions,
     writable: bool,
 }
@@ -161,15 +169,15 @@ impl Store {
         Ok(Store {
             writer: Mutex::new(Writer { db: Some(db) }),
             log: Mutex::default(),
+            journal_bytes: AtomicUsize::new(0),
             in_transaction: Mutex::default(),
-            lacks_room: AtomicBool::new(false),
             view: ArcSwap::from_pointee(View::of(snapshot)),
             failed: Mutex::new(None),
             absent: None,
             damage: OnceLock::new(),
+            room: Room::of(region.as_deref()),
             region,
-            before_commit: Mutex::new(None),
-            room: batch::Room::default(),
+            supply: Mutex::new(None),
             options,
             writable,
         })
@@ -185,9 +193,19 @@ impl Store {
         self.region.as_ref()
     }
 
-    /// Sets what is done before a batch; the allocator sets itself.
-    pub(crate) fn set_before_commit(&self, before_commit: Box<dyn BeforeCommit>) {
-        *self.before_commit.lock() = Some(before_commit);
+    /// Sets what supplies the store; the allocator sets itself.
+    pub(crate) fn set_supply(&self, supply: Arc<dyn Supply>) {
+        *self.supply.lock() = Some(supply);
+    }
+
+    fn supply(&self) -> Option<Arc<dyn Supply>> {
+        self.supply.lock().clone()
+    }
+
+    /// Notes the size of the journal.
+    fn has_journal(&self, area: JournalArea) {
+        let bytes = (area.blocks * PAGE_BYTES) as usize;
+        self.journal_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Fails after an error that ended all changes.
@@ -247,40 +265,6 @@ impl Store {
                 .map_err(|e| explain(e.to_string()))?;
             db.check_integrity().map_err(|e| explain(e.to_string()))
         })
-    }
-
-    /// Fails with ENOSPC if the metadata region has no room to create something. Batches that remove something still find room
-    /// then, because a reserve is kept for them.
-    pub fn check_room(&self) -> Result<()> {
-        let Some(region) = &self.region else {
-            return Ok(());
-        };
-        if region.has_reserve() {
-            return self.room.check(region);
-        }
-        // A checkpoint that is under way may have taken the spare chunks. Whether there is room shows at its end, and a commit
-        // without room fails.
-        let Some(_writer) = self.writer.try_lock() else {
-            return Ok(());
-        };
-        if !region.has_reserve() {
-            let refilled = self.make_ready(&[], 0);
-            refilled.or_else(|error| {
-                if error.errno() == 28 {
-                    Ok(())
-                } else {
-                    Err(error)
-                }
-            })?;
-        }
-        self.room.check(region)
-    }
-
-    fn make_ready(&self, changes: &[Change], bytes: u64) -> Result<()> {
-        match &*self.before_commit.lock() {
-            Some(before) => before.before_commit(self.region.as_deref(), changes, bytes),
-            None => Ok(()),
-        }
     }
 
     fn reopen(&self, writer: &mut Writer) -> Result<()> {

@@ -22,6 +22,8 @@ const SLICE_BLOCKS_MIN: u64 = (4 << 20) / PAGE_BYTES;
 const STORE_SLICE_BLOCKS_MIN: u64 = (64 << 20) / PAGE_BYTES;
 /// Smallest initial size of a metadata store.
 const METADATA_BLOCKS_MIN: u64 = (4 << 20) / PAGE_BYTES;
+/// A store begins with a multiple of this number of chunks.
+const CHUNKS_AT_A_TIME: u64 = 8;
 /// Smallest size of the journal.
 const JOURNAL_BLOCKS_MIN: u64 = (1 << 20) / PAGE_BYTES;
 /// Largest container.
@@ -75,7 +77,7 @@ fn journal_blocks(blocks: u64) -> u64 {
 }
 
 /// Returns what each slice has for its metadata. `room` is how many blocks the slices can spare on the device of each slice. The
-/// metadata are whole chunks.
+/// metadata are a multiple of `CHUNKS_AT_A_TIME` chunks.
 fn own_blocks(blocks: &[u64], room: &[u64], chunk_blocks: u64) -> Vec<Own> {
     let own = |(blocks, room): (&u64, &u64)| {
         let journal = journal_blocks(*blocks)
@@ -83,10 +85,10 @@ fn own_blocks(blocks: &[u64], room: &[u64], chunk_blocks: u64) -> Vec<Own> {
             .max(JOURNAL_BLOCKS_MIN);
         let metadata = metadata_blocks(*blocks)
             .min(room.saturating_sub(journal))
-            .max(METADATA_BLOCKS_MIN)
-            / chunk_blocks
-            * chunk_blocks;
-        let metadata = metadata.max(chunk_blocks);
+            .max(METADATA_BLOCKS_MIN);
+        // redb gets as much space at a time as eight chunks have.
+        let unit = CHUNKS_AT_A_TIME * chunk_blocks;
+        let metadata = (metadata / unit * unit).max(unit);
         Own { journal, metadata }
     };
     blocks.iter().zip(room).map(own).collect()

@@ -1,5 +1,5 @@
-//! What the allocator does before a batch is committed: it loads the containers that the batch frees
-//! blocks of, and takes chunks from the slices for the metadata region.
+//! What the allocator does for the metadata stores: before a batch is committed, it loads the containers that the batch frees blocks
+//! of. Before a checkpoint, it takes chunks from the slices for the metadata region.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -11,12 +11,14 @@ use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
 use super::{Allocator, SpaceOptions};
 use crate::error::Result;
-use crate::store::region::Region;
-use crate::store::{BeforeCommit, Change, StoreRef};
+use crate::store::region::{PART_CHUNKS, Region};
+use crate::store::{Change, StoreRef, Supply};
 use crate::types::SliceId;
 
-/// Spare chunks that are kept in stock as long as there is space, beyond what a batch may need.
+/// Spare chunks that are kept in stock as long as there is space, beyond what a store asks for.
 const STOCK_CHUNKS: u64 = 4;
+/// The part of the space that the stock may take if that is more.
+const STOCK_PART: u64 = 256;
 
 /// Returns whether a new chunk has its space on the host. A write to a chunk without space could fail when the host
 /// is full, and a failed write ends all changes of the store until the next mount.
@@ -35,8 +37,8 @@ pub(super) struct Before {
     only: Option<SliceId>,
 }
 
-impl BeforeCommit for Before {
-    fn before_commit(&self, region: Option<&Region>, changes: &[Change], bytes: u64) -> Result<()> {
+impl Supply for Before {
+    fn before_commit(&self, changes: &[Change]) -> Result<()> {
         let Some(allocator) = self.allocator.upgrade() else {
             return Ok(());
         };
@@ -45,8 +47,20 @@ impl BeforeCommit for Before {
                 allocator.load_for(*blocks)?;
             }
         }
-        match region {
-            Some(region) => allocator.refill(region, self.only, bytes),
+        Ok(())
+    }
+
+    fn has_enough(&self, region: &Region, pages: u64, free: u64) -> bool {
+        let allocator = self.allocator.upgrade();
+        allocator.is_none_or(|allocator| {
+            let stock = allocator.stock_chunks(region, self.only) * region.chunk_blocks();
+            free >= pages + stock
+        })
+    }
+
+    fn refill(&self, region: &Region, pages: u64) -> Result<()> {
+        match self.allocator.upgrade() {
+            Some(allocator) => allocator.refill(region, self.only, pages),
             None => Ok(()),
         }
     }
@@ -63,7 +77,7 @@ impl Allocator {
     ) -> Result<Arc<Allocator>> {
         let allocator = Allocator::load(stores, slices, chunk_blocks)?;
         for (slice, store) in allocator.stores.iter().enumerate() {
-            store.set_before_commit(Box::new(Before {
+            store.set_supply(Arc::new(Before {
                 allocator: Arc::downgrade(&allocator),
                 only: (allocator.stores.len() > 1).then_some(slice as SliceId),
             }));
@@ -91,15 +105,25 @@ impl Allocator {
         Allocator::new(stores.to_vec(), slices, chunk_blocks)
     }
 
-    /// Makes spare chunks for `bytes` more bytes of metadata, as far as there is space for them: in the slice `only`, or in any.
-    fn refill(&self, region: &Region, only: Option<SliceId>, bytes: u64) -> Result<()> {
-        let wanted = bytes.div_ceil(region.chunk_bytes()) + STOCK_CHUNKS;
-        let have = region.spare_chunks() as u64;
-        if have >= wanted {
+    /// Returns the spare chunks that are kept in stock.
+    fn stock_chunks(&self, region: &Region, only: Option<SliceId>) -> u64 {
+        let is_of = |slice: &SliceId| only.is_none_or(|only| only == *slice);
+        let slices = (0..self.slices.len() as SliceId).filter(is_of);
+        let capacity: u64 = slices.map(|slice| self.capacity_of(slice)).sum();
+        (capacity / STOCK_PART / region.chunk_blocks()).max(STOCK_CHUNKS)
+    }
+
+    /// Makes `pages` spare pages and a stock, as far as there is space for them: in the slice `only`, or in any.
+    fn refill(&self, region: &Region, only: Option<SliceId>, pages: u64) -> Result<()> {
+        let stock = self.stock_chunks(region, only) * region.chunk_blocks();
+        let missing = (pages + stock).saturating_sub(region.spare_pages());
+        if missing == 0 {
             return Ok(());
         }
-        // Some more than needed, so that the superblock is not written for each.
-        let missing = (wanted + STOCK_CHUNKS - have).min(region.free_entries() as u64);
+        // Whole parts: fewer chunks would be without use.
+        let chunks = missing.div_ceil(region.chunk_blocks()) + region.chunks() as u64;
+        let chunks = chunks.next_multiple_of(PART_CHUNKS) - region.chunks() as u64;
+        let missing = chunks.min(region.free_entries() as u64);
         let mut entries = Vec::new();
         while (entries.len() as u64) < missing {
             let mut taken = self.take_chunk(only, region.chunk_blocks())?;
@@ -110,17 +134,16 @@ impl Allocator {
             match taken {
                 Some(entry) if provision(region, &entry) => entries.push(entry),
                 Some(entry) => {
-                    let blocks = Blocks {
-                        slice: entry.slice.get(),
-                        first: entry.slice_first.get(),
-                        count: region.chunk_blocks() as u32,
-                    };
-                    let freed = self.give_back(blocks, "chunk");
-                    self.available.fetch_add(freed, Ordering::AcqRel);
+                    self.give_back_chunk(region, &entry);
                     break;
                 }
                 None => break,
             }
+        }
+        while !((region.chunks() + entries.len()) as u64).is_multiple_of(PART_CHUNKS)
+            && let Some(entry) = entries.pop()
+        {
+            self.give_back_chunk(region, &entry);
         }
         if entries.is_empty() {
             return Ok(());
@@ -130,6 +153,17 @@ impl Allocator {
             return Err(error.into());
         }
         Ok(())
+    }
+
+    /// Gives back a chunk that the region does not get.
+    fn give_back_chunk(&self, region: &Region, entry: &ChunkEntry) {
+        let blocks = Blocks {
+            slice: entry.slice.get(),
+            first: entry.slice_first.get(),
+            count: region.chunk_blocks() as u32,
+        };
+        let freed = self.give_back(blocks, "chunk");
+        self.available.fetch_add(freed, Ordering::AcqRel);
     }
 
     /// Takes one contiguous chunk, from the slice `only` or the one with most free space, and as far from its data as can be. Returns

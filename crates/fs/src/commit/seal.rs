@@ -135,7 +135,6 @@ impl<'s, 'a> Sealing<'s, 'a> {
         let commits = &self.core.shards.get(*id).commits;
         let mut batch = std::mem::take(&mut *commits.batch.lock());
         commits.weight.store(0, Ordering::Relaxed);
-        commits.is_linked.store(false, Ordering::Release);
         cut.seq = commits.seq.load(Ordering::Acquire);
         commits.seq.store(cut.seq + 1, Ordering::Release);
         cut.changes.append(&mut batch.changes);

@@ -1,7 +1,7 @@
 use jericho_format::PAGE_BYTES;
 use jericho_volume::OpenMode;
 
-use super::tests::{MemoryDevice, file_batch, formatted, open_first, opened};
+use super::tests::{MemoryDevice, file_batch, formatted, open_first, opened, take_room};
 use super::*;
 use crate::check::{CheckOptions, Severity, check_devices};
 use crate::store::Change;
@@ -125,7 +125,10 @@ fn a_volume_that_was_full_at_a_crash_takes_removals_after_it() {
         .commit(&blocks.into_iter().map(Change::Use).collect::<Vec<_>>())
         .unwrap();
     let mut made = 0;
-    while store.commit(&file_batch(2 + made, 100, &allocator)).is_ok() {
+    while take_room(&store, 100).is_ok() {
+        store
+            .commit(&file_batch(2 + made, 100, &allocator))
+            .unwrap();
         made += 100;
         assert!(made < 1_000_000);
     }

@@ -18,6 +18,10 @@ use crate::types::*;
 
 /// Longest target of a symbolic link in bytes.
 const TARGET_MAX: usize = 4095;
+/// Bytes of an entry in the store besides its name, and of the rows of an inode besides target and lists. A little more, for the store's
+/// own fields.
+const ENTRY_BYTES: usize = 64;
+const INODE_BYTES: usize = 256;
 const SETUID: u16 = 0o4000;
 pub(crate) const SETGID: u16 = 0o2000;
 const GROUP_EXEC: u16 = 0o010;
@@ -222,7 +226,10 @@ impl Fs {
             }
             check_name(name)?;
         }
-        (self.core).in_gates(&[dir], |gates| self.make_in(gates, dir, name, &new, caller))
+        let core = &self.core;
+        core.with_room(|| {
+            core.in_gates(&[dir], |gates| self.make_in(gates, dir, name, &new, caller))
+        })
     }
 
     fn make_in(
@@ -234,7 +241,6 @@ impl Fs {
         caller: Caller,
     ) -> Result<Option<Attr>> {
         let core = &self.core;
-        core.store_of(dir).check_room()?;
         let parent = core.directory(dir)?;
         let mut meta = parent.meta.write();
         if meta.rec.nlink == 0 {
@@ -254,9 +260,19 @@ impl Fs {
         if !gates.cover_slice(slice) {
             return Ok(None);
         }
+        let own = core.shards.get(core.shards.map().of_slice(slice));
+        if let Some(name) = name {
+            core.store_of(dir).check_room(1, ENTRY_BYTES + name.len())?;
+        }
+        let lists = [&inherited.access, &inherited.default];
+        let lists = lists.into_iter().flatten();
+        let (count, bytes) = lists.fold((0, 0), |(count, bytes), list| {
+            (count + 1, bytes + list.len())
+        });
+        let bytes = INODE_BYTES + bytes + new.target.map_or(0, <[u8]>::len);
+        own.store.check_room(count, bytes)?;
+        // Last: a mark must not be lost, or a number beyond it could be given out again after a crash.
         let (ino, mark) = core.numbers.take(slice)?;
-        let own = core.shards.of_ino(ino);
-        own.store.check_room()?;
         if let Some(mark) = mark {
             own.commits.push(mark);
         }
@@ -313,8 +329,12 @@ impl Fs {
             return Err(EEXIST);
         }
         check_name(name)?;
+        core.with_room(|| self.link_once(ino, dir, name))
+    }
+
+    fn link_once(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let core = &self.core;
         let _gates = core.begin(&[ino, dir])?;
-        core.store_of(dir).check_room()?;
         let parent = core.directory(dir)?;
         let inode = core.inode(ino)?;
         if inode.kind == Kind::Directory {
@@ -328,6 +348,7 @@ impl Fs {
         if core.find(&parent, &meta, hash, name)?.is_some() {
             return Err(EEXIST);
         }
+        core.store_of(dir).check_room(1, ENTRY_BYTES + name.len())?;
         let now = now_ns();
         {
             let mut linked = inode.meta.write();

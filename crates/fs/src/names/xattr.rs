@@ -16,6 +16,8 @@ use crate::types::{Ino, Kind};
 
 const NAME_MAX: usize = 255;
 const VALUE_MAX: usize = 65_536;
+/// Bytes of an attribute in the store besides name and value, and a little more.
+const XATTR_BYTES: usize = 64;
 const CREATE: u32 = 1;
 const REPLACE: u32 = 2;
 
@@ -65,9 +67,22 @@ impl Fs {
         if flags & !(CREATE | REPLACE) != 0 {
             return Err(EINVAL);
         }
+        let put = || self.put_once(ino, name, value, flags, outsider);
+        self.core.with_room(put)
+    }
+
+    fn put_once(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+        outsider: bool,
+    ) -> Result<()> {
         let core = &self.core;
         let _gates = core.begin(&[ino])?;
-        core.store_of(ino).check_room()?;
+        core.store_of(ino)
+            .check_room(1, XATTR_BYTES + name.len() + value.len())?;
         let inode = core.inode(ino)?;
         let mut meta = inode.meta.write();
         core.load_xattrs(ino, &mut meta)?;

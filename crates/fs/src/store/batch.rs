@@ -6,18 +6,16 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use jericho_format::record;
 use jericho_volume::Blocks;
 use redb::{Database, Durability};
 
 use super::codec;
+use super::memtable::RowRef;
 use super::records::Change;
-use super::region::Region;
 use super::tables::{self, ReadError, Row, Table};
 use super::view::View;
-use crate::error::{Error, Result};
 
 type Read<T> = std::result::Result<T, ReadError>;
 
@@ -27,6 +25,15 @@ pub(super) struct Operations {
     pub(super) rows: Vec<Row>,
     /// (blocks, used)
     pub(super) blocks: Vec<(Blocks, bool)>,
+}
+
+/// How a batch changes bitmaps.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bitmaps {
+    pub container_blocks: u32,
+    /// The batch is applied again, perhaps over bitmaps that a checkpoint has written already. Then blocks may have the state that the
+    /// batch gives them.
+    pub is_replay: bool,
 }
 
 pub(super) fn prepare(changes: &[Change]) -> Operations {
@@ -106,16 +113,6 @@ pub(super) fn prepare(changes: &[Change]) -> Operations {
     Operations::new(rows, blocks)
 }
 
-/// Returns the number of inodes and entries that a batch removes, less the entries that it adds.
-pub(super) fn balance(changes: &[Change]) -> i64 {
-    let of = |change: &Change| match change {
-        Change::DelInode(_) | Change::DelEntry { .. } => 1,
-        Change::PutEntry { .. } => -1,
-        _ => 0,
-    };
-    changes.iter().map(of).sum()
-}
-
 impl Operations {
     pub(super) fn new(mut rows: Vec<Row>, blocks: Vec<(Blocks, bool)>) -> Operations {
         // Stable, so that the last of equal keys is the latest change.
@@ -124,22 +121,14 @@ impl Operations {
     }
 
     /// Returns the rows to put: the batch's own rows, then the rows of the bitmaps as they are after the batch. If several rows
-    /// have one key, the last one counts. Fails with `Damaged` if a block already has the state that the batch gives it.
-    pub(super) fn to_rows(&self, view: &View, container_blocks: u32) -> Read<Vec<Row>> {
+    /// have one key, the last one counts. A new batch fails with `Damaged` if a block already has the state that the batch gives it.
+    pub(super) fn to_rows(&self, view: &View, bitmaps: Bitmaps) -> Read<Vec<Row>> {
         let mut rows = self.rows.clone();
         if !self.blocks.is_empty() {
-            rows.append(&mut bitmap_rows(view, &self.blocks, container_blocks)?);
+            rows.append(&mut bitmap_rows(view, &self.blocks, bitmaps)?);
         }
         Ok(rows)
     }
-}
-
-/// Returns an estimate of what a transaction of `rows` rows with `bytes` bytes writes to the metadata region: its rows, leaves
-/// that are copied, and the paths to them.
-pub(super) fn estimate_bytes(rows: usize, bytes: u64, mapped_bytes: u64) -> u64 {
-    // Every row may go to a leaf of its own, which is copied with the branch above it; but there are no more leaves than are mapped.
-    let leaves = (rows as u64).min(mapped_bytes / 4096);
-    bytes * 2 + (leaves * 2 + 64) * 4096
 }
 
 pub(super) fn create_tables(db: &Database) -> std::result::Result<(), String> {
@@ -164,8 +153,10 @@ fn set_durable(
     txn.set_durability(Durability::Immediate)
 }
 
-/// Writes rows in one durable transaction. Of equal keys, the last row counts.
-pub(super) fn apply(db: &Database, rows: &[Row]) -> std::result::Result<(), String> {
+/// Writes rows, which are in order and have different keys, in one durable transaction. Returns the bytes of the values that were
+/// removed or replaced.
+pub(super) fn apply(db: &Database, rows: &[RowRef<'_>]) -> std::result::Result<u64, String> {
+    let mut freed_bytes = 0;
     let mut txn = db.begin_write().map_err(|e| e.to_string())?;
     set_durable(&mut txn).map_err(|e| e.to_string())?;
     // A transaction that is dropped is aborted, so every early return leaves nothing.
@@ -173,20 +164,22 @@ pub(super) fn apply(db: &Database, rows: &[Row]) -> std::result::Result<(), Stri
         let mut table = txn
             .open_table(tables::ALL[rows[0].table as usize])
             .map_err(|e| e.to_string())?;
-        for same_key in rows.chunk_by(|a, b| a.key == b.key) {
-            let row = &same_key[same_key.len() - 1];
-            let result = match &row.value {
-                Some(value) => table.insert(&row.key[..], &value[..]).map(drop),
-                None => table.remove(&row.key[..]).map(drop),
+        for row in rows {
+            let result = match row.value {
+                Some(value) => table.insert(row.key, value),
+                None => table.remove(row.key),
             };
-            result.map_err(|e| e.to_string())?;
+            let before = result.map_err(|e| e.to_string())?;
+            freed_bytes += before.map_or(0, |value| (row.key.len() + value.value().len()) as u64);
         }
     }
-    txn.commit().map_err(|e| e.to_string())
+    txn.commit().map_err(|e| e.to_string())?;
+    Ok(freed_bytes)
 }
 
 /// Returns the rows of the bitmaps, and of the counts beside them, after these changes.
-fn bitmap_rows(view: &View, changes: &[(Blocks, bool)], container_blocks: u32) -> Read<Vec<Row>> {
+fn bitmap_rows(view: &View, changes: &[(Blocks, bool)], bitmaps: Bitmaps) -> Read<Vec<Row>> {
+    let container_blocks = bitmaps.container_blocks;
     let words = container_blocks as usize / 64;
     let mut touched: BTreeMap<(u16, u32), Box<[u64]>> = BTreeMap::new();
     for (range, use_them) in changes {
@@ -206,7 +199,9 @@ fn bitmap_rows(view: &View, changes: &[(Blocks, bool)], container_blocks: u32) -
             };
             let first = (at % u64::from(container_blocks)) as usize;
             let count = (end - at).min(u64::from(container_blocks) - first as u64) as usize;
-            if let Some(bad) = set_bits(bitmap, first, count, *use_them) {
+            if let Some(bad) = set_bits(bitmap, first, count, *use_them)
+                && !bitmaps.is_replay
+            {
                 let block = at - first as u64 + bad as u64;
                 let state = if *use_them {
                     "used already"
@@ -239,10 +234,11 @@ fn bitmap_rows(view: &View, changes: &[(Blocks, bool)], container_blocks: u32) -
     Ok(bitmaps)
 }
 
-/// Sets or clears bits. Returns the first bit that already had the value; the other bits may be changed or not then.
+/// Sets or clears bits. Returns the first bit that already had the value.
 fn set_bits(bitmap: &mut [u64], first: usize, count: usize, value: bool) -> Option<usize> {
     let mut bit = first;
     let end = first + count;
+    let mut found = None;
     while bit < end {
         let n = (64 - bit % 64).min(end - bit);
         let mask = if n == 64 {
@@ -253,47 +249,13 @@ fn set_bits(bitmap: &mut [u64], first: usize, count: usize, value: bool) -> Opti
         let word = &mut bitmap[bit / 64];
         let wrong = if value { *word & mask } else { !*word & mask };
         if wrong != 0 {
-            return Some(bit - bit % 64 + wrong.trailing_zeros() as usize);
+            found = found.or(Some(bit - bit % 64 + wrong.trailing_zeros() as usize));
         }
-        *word ^= mask;
+        match value {
+            true => *word |= mask,
+            false => *word &= !mask,
+        }
         bit += n;
     }
-    None
-}
-
-/// Decides whether something may be created. The store cannot tell cheaply how much is free inside of redb's pages. So after the
-/// region was found full, something may be created only after enough removals.
-#[derive(Default)]
-pub(super) struct Room {
-    full: AtomicBool,
-    removed: AtomicI64,
-}
-
-impl Room {
-    pub(super) fn none_left(&self) {
-        if !self.full.swap(true, Ordering::Relaxed) {
-            self.removed.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// Counts what a committed batch removed, less what it added.
-    pub(super) fn account(&self, balance: i64) {
-        if self.full.load(Ordering::Relaxed) {
-            self.removed.fetch_add(balance, Ordering::Relaxed);
-        }
-    }
-
-    pub(super) fn check(&self, region: &Region) -> Result<()> {
-        if region.has_reserve() {
-            self.full.store(false, Ordering::Relaxed);
-            return Ok(());
-        }
-        self.none_left();
-        // The first 128 removals do not count: leaves are not packed full.
-        if self.removed.load(Ordering::Relaxed) > 128 {
-            Ok(())
-        } else {
-            Err(Error::Errno(28))
-        }
-    }
+    found
 }

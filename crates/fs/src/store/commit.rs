@@ -3,11 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use jericho_journal::AppendClass;
-
-use super::batch::{self, Operations};
+use super::batch::{Bitmaps, Operations};
 use super::log::Log;
-use super::region::Region;
+use super::records::WEIGHT_BYTES;
 use super::tables::Row;
 use super::view::View;
 use super::{Change, Store};
@@ -33,7 +31,7 @@ pub enum CheckpointNeed {
     None,
     /// Some rows are only in the journal.
     AtLast,
-    /// The journal is half full, or the memory for rows a quarter.
+    /// The journal is half full, or the memory for rows a quarter, or the room for what these rows need at most.
     Now,
 }
 
@@ -56,7 +54,7 @@ impl Store {
         if !self.writable {
             return Err(EROFS);
         }
-        let mut prepared = self.prepare_operations(&Operations::new(rows, Vec::new()), 0)?;
+        let mut prepared = self.prepare_operations(&Operations::new(rows, Vec::new()))?;
         prepared.append(&[])?;
         prepared.publish();
         Ok(())
@@ -64,69 +62,53 @@ impl Store {
 
     /// Returns whether the memory for rows takes a batch. Without rows it takes any batch that is not too large.
     pub(super) fn memory_takes(&self, view: &View, added: &[Row]) -> bool {
-        let divisor = self.limits_divisor();
+        let divisor = self.memory_divisor();
         view.is_in_redb()
             || view.rows() + added.len() <= ROWS_MAX / divisor
                 && view.bytes() + weight(added) <= BYTES_MAX / divisor as u64
     }
 
-    /// Returns whether the metadata region may have no room at the next checkpoint for the rows in memory and for these.
-    pub(super) fn is_tight(&self, view: &View, added: &[Row]) -> Result<bool> {
-        if self.lacks_room.load(Ordering::Acquire) {
-            return Ok(true);
-        }
-        let (rows, bytes) = (view.rows() + added.len(), view.bytes() + weight(added));
-        let room_bytes = self.estimate_bytes(rows, bytes);
-        self.make_ready(&[], room_bytes)?;
-        let is_tight =
-            |region: &Arc<Region>| region.spare_bytes() < room_bytes + region.reserve_bytes();
-        Ok(self.region.as_ref().is_some_and(is_tight))
-    }
-
-    /// Returns whether a batch may have images of blocks: not while the metadata region lacks room, because then all rows go to redb.
-    pub fn takes_images(&self) -> bool {
-        !self.lacks_room.load(Ordering::Acquire)
-    }
-
     /// Returns the number of images that the journal and the memory for rows have room for beside other rows. 0 without a journal.
     pub fn images_max(&self) -> usize {
-        let Log::Journal(journal) = &*self.log.lock() else {
-            return 0;
-        };
-        let divisor = self.limits_divisor() as u64;
-        let bytes = (journal.ring_bytes() / 8).min(BYTES_TARGET / 2 / divisor);
+        let journal_bytes = self.journal_bytes.load(Ordering::Relaxed) as u64;
+        let divisor = self.memory_divisor() as u64;
+        let bytes = (journal_bytes / 8).min(BYTES_TARGET / 2 / divisor);
         (bytes / jericho_format::PAGE_BYTES) as usize
     }
 
-    /// Returns the largest size of a batch that is linked to batches of other stores. 0 without a journal.
-    pub fn linked_bytes(&self) -> u64 {
-        match &*self.log.lock() {
-            Log::Journal(journal) => journal.longest_payload(AppendClass::Ordinary),
-            _ => 0,
-        }
-    }
-
-    /// Returns the number by which the limits of the rows in memory, and of a batch, are divided, because the store has little memory.
-    pub(crate) fn limits_divisor(&self) -> usize {
+    /// Returns the number by which the limits of the rows in memory are divided, because the store has little memory.
+    fn memory_divisor(&self) -> usize {
         let cache_bytes = self.options.cache_bytes.max(1);
         CACHE_BYTES.div_ceil(cache_bytes).clamp(1, DIVISOR_MAX)
     }
 
-    /// Returns the rows of a batch over the present view. The caller holds `log`, or is the only user of the store.
-    pub(super) fn rows_of(&self, operations: &Operations) -> Result<Vec<Row>> {
-        self.read(|view| operations.to_rows(view, self.options.container_blocks))
+    /// Returns the number by which the limit of a batch is divided, because the store has little memory or a short journal. So the
+    /// changes that wait for a commit fit in half of the journal.
+    pub(crate) fn limits_divisor(&self) -> usize {
+        let batch_bytes = ROWS_MAX * WEIGHT_BYTES;
+        let by_journal = match self.journal_bytes.load(Ordering::Relaxed) {
+            0 => 1,
+            bytes => (2 * batch_bytes).div_ceil(bytes),
+        };
+        by_journal.clamp(self.memory_divisor(), DIVISOR_MAX)
     }
 
-    /// Returns an estimate of the bytes that a checkpoint of `rows` rows writes to the metadata region.
-    pub(super) fn estimate_bytes(&self, rows: usize, bytes: u64) -> u64 {
-        let mapped_bytes = self.region.as_ref().map_or(0, |r| r.mapped_bytes());
-        batch::estimate_bytes(rows, bytes, mapped_bytes)
+    /// Returns the rows of a batch over the present view. The caller holds `log`, or is the only user of the store.
+    pub(super) fn rows_of(&self, operations: &Operations) -> Result<Vec<Row>> {
+        self.read(|view| operations.to_rows(view, self.bitmaps(false)))
+    }
+
+    fn bitmaps(&self, is_replay: bool) -> Bitmaps {
+        Bitmaps {
+            container_blocks: self.options.container_blocks,
+            is_replay,
+        }
     }
 
     /// Returns how soon a checkpoint is wanted.
     pub fn checkpoint_need(&self) -> CheckpointNeed {
         let view = self.view.load_full();
-        let divisor = self.limits_divisor();
+        let divisor = self.memory_divisor();
         let is_half_full = match &*self.log.lock() {
             Log::Journal(journal) => journal.used_bytes() > journal.ring_bytes() / 2,
             _ => false,
@@ -134,6 +116,7 @@ impl Store {
         if view.rows() == 0 {
             CheckpointNeed::None
         } else if is_half_full
+            || self.is_short_of_room()
             || view.rows() >= ROWS_TARGET / divisor
             || view.bytes() >= BYTES_TARGET / divisor as u64
         {
@@ -145,7 +128,7 @@ impl Store {
 
     /// Puts a batch of the journal into memory, when the store is opened.
     pub(super) fn replay(&self, operations: &Operations) -> Result<()> {
-        let rows = self.rows_of(operations)?;
+        let rows = self.read(|view| operations.to_rows(view, self.bitmaps(true)))?;
         let mut next = View::clone(&self.view.load());
         rows.into_iter().for_each(|row| next.active.put(row));
         if next.rows() > ROWS_MAX || next.bytes() > BYTES_MAX {

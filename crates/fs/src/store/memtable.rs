@@ -4,6 +4,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use imbl::OrdMap;
+use jericho_format::PAGE_BYTES;
 
 use super::tables::{Row, Table};
 
@@ -15,6 +16,30 @@ pub(super) type Value = Option<Arc<[u8]>>;
 pub(super) struct Memtable {
     rows: OrdMap<Arc<[u8]>, Value>,
     bytes: u64,
+    /// The rows to put.
+    puts: Puts,
+}
+
+/// Counts of rows to put.
+#[derive(Clone, Copy, Default)]
+struct Puts {
+    /// Those whose neighbours may be anywhere in their table.
+    scattered: u64,
+    /// Keys and values, and what redb adds to a row.
+    bytes: u64,
+}
+
+impl Puts {
+    /// Returns the counts of one row.
+    fn of(key: &[u8], value: &Value) -> Puts {
+        match value {
+            None => Puts::default(),
+            Some(_) => Puts {
+                scattered: u64::from(is_scattered(key)),
+                bytes: weight(key, value) + 8,
+            },
+        }
+    }
 }
 
 /// Returns the key of a row among the rows of all tables: one byte for the table, then the row's key.
@@ -23,6 +48,24 @@ fn whole_key(table: Table, key: &[u8]) -> Vec<u8> {
     whole.push(table as u8);
     whole.extend_from_slice(key);
     whole
+}
+
+/// Returns whether a row may be put between any two rows of its table. New inodes have increasing numbers, and the rows of the other
+/// tables keep their lengths.
+fn is_scattered(key: &[u8]) -> bool {
+    let table = key.first().and_then(|index| Table::of_index(*index));
+    matches!(
+        table,
+        Some(Table::Entries | Table::Extents | Table::Xattrs | Table::Logged)
+    )
+}
+
+/// Returns how many pages rows need at most beside those that redb has. A scattered row may split a leaf that is full. Other leaves are
+/// at least half full, and a leaf for a long value has less than twice its bytes.
+pub(super) fn pages_max(scattered: u64, bytes: u64) -> u64 {
+    let leaves = scattered + bytes.div_ceil(PAGE_BYTES / 2);
+    // A branch has at least fourteen children.
+    leaves + leaves.div_ceil(14)
 }
 
 fn weight(key: &[u8], value: &Value) -> u64 {
@@ -45,6 +88,11 @@ impl Memtable {
         self.bytes
     }
 
+    /// Returns how many pages these rows need at most beside those that redb has.
+    pub fn pages_max(&self) -> u64 {
+        pages_max(self.puts.scattered, self.puts.bytes)
+    }
+
     /// Puts a row over the earlier one of its key.
     pub fn put(&mut self, row: Row) {
         let key: Arc<[u8]> = whole_key(row.table, &row.key).into();
@@ -54,8 +102,14 @@ impl Memtable {
 
     fn set(&mut self, key: Arc<[u8]>, value: Value) {
         self.bytes += weight(&key, &value);
+        let put = Puts::of(&key, &value);
+        self.puts.scattered += put.scattered;
+        self.puts.bytes += put.bytes;
         if let Some(before) = self.rows.insert(key.clone(), value) {
             self.bytes -= weight(&key, &before);
+            let put = Puts::of(&key, &before);
+            self.puts.scattered -= put.scattered;
+            self.puts.bytes -= put.bytes;
         }
     }
 
@@ -90,18 +144,25 @@ impl Memtable {
             .map(|(key, value)| (&key[1..], value.as_deref()))
     }
 
-    /// Returns all rows, in order.
-    pub fn rows(&self) -> Vec<Row> {
-        let row = |(key, value): (&Arc<[u8]>, &Value)| {
-            let table = Table::of_index(key[0])?;
-            Some(Row {
-                table,
-                key: key[1..].to_vec(),
-                value: value.as_ref().map(|value| value.to_vec()),
+    /// Returns all rows in order: table, key, and the value.
+    pub fn rows(&self) -> impl Iterator<Item = RowRef<'_>> {
+        self.rows.iter().filter_map(|(key, value)| {
+            Some(RowRef {
+                table: Table::of_index(key[0])?,
+                key: &key[1..],
+                value: value.as_deref(),
             })
-        };
-        self.rows.iter().filter_map(row).collect()
+        })
     }
+}
+
+/// A row of a memtable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RowRef<'a> {
+    pub table: Table,
+    pub key: &'a [u8],
+    /// `None`: the row was removed.
+    pub value: Option<&'a [u8]>,
 }
 
 #[cfg(test)]
@@ -156,9 +217,9 @@ mod tests {
         newer.put(row(Table::Inodes, b"a", None));
         newer.put(row(Table::Inodes, b"b", Some(b"2")));
         table.put_all(&newer);
-        assert_eq!(before.rows().len(), 1);
+        assert_eq!(before.rows().count(), 1);
         assert_eq!(before.get(Table::Inodes, b"a"), Some(Some(b"1"[..].into())));
         assert_eq!(table.get(Table::Inodes, b"a"), Some(None));
-        assert_eq!(table.rows().len(), 2);
+        assert_eq!(table.rows().count(), 2);
     }
 }

@@ -32,8 +32,6 @@ pub struct Prepared<'a> {
     /// The rows that the batch puts and removes.
     rows: Vec<Row>,
     way: Way<'a>,
-    /// Entries and inodes that the batch removes, less those that it adds.
-    balance: i64,
 }
 
 /// Returns the row that counts the linked batches that are in redb and were never in the journal.
@@ -71,7 +69,7 @@ enum Fit {
     Journal(Vec<u8>),
     /// After a checkpoint the batch may fit.
     AfterCheckpoint,
-    /// The batch cannot be in the journal, or a checkpoint might find no room for it later.
+    /// The batch is too long for the journal.
     Redb,
 }
 
@@ -83,16 +81,14 @@ impl Store {
         if !self.writable {
             return Err(EROFS);
         }
-        self.make_ready(changes, 0)?;
-        self.prepare_operations(&batch::prepare(changes), batch::balance(changes))
+        if let Some(supply) = self.supply() {
+            supply.before_commit(changes)?;
+        }
+        self.prepare_operations(&batch::prepare(changes))
     }
 
     /// Does the same for a batch of operations.
-    pub(super) fn prepare_operations(
-        &self,
-        operations: &Operations,
-        balance: i64,
-    ) -> Result<Prepared<'_>> {
+    pub(super) fn prepare_operations(&self, operations: &Operations) -> Result<Prepared<'_>> {
         loop {
             let log = self.log.lock();
             self.check()?;
@@ -100,7 +96,7 @@ impl Store {
                 Log::Journal(journal) => journal,
                 Log::Without => {
                     drop(log);
-                    return self.prepare_for_redb(operations, balance);
+                    return self.prepare_for_redb(operations);
                 }
                 // The batches of the last mount go to redb first. Then the journal can be used.
                 Log::Recovered { .. } => {
@@ -108,7 +104,7 @@ impl Store {
                     match self.write_checkpoint() {
                         // The batch may remove something.
                         Err(error) if is_full(&error) => {
-                            return self.prepare_for_redb(operations, balance);
+                            return self.prepare_for_redb(operations);
                         }
                         result => result?,
                     }
@@ -118,7 +114,7 @@ impl Store {
             let rows = self.rows_of(operations)?;
             let fit = match rows.is_empty() {
                 true => None,
-                false => Some(self.fit(journal, operations, &rows)?),
+                false => Some(self.fit(journal, operations, &rows)),
             };
             let way = match fit {
                 None => Way::Nothing,
@@ -130,7 +126,7 @@ impl Store {
                 }
                 Some(Fit::Redb) => {
                     drop(log);
-                    return self.prepare_for_redb(operations, balance);
+                    return self.prepare_for_redb(operations);
                 }
             };
             return Ok(Prepared {
@@ -138,35 +134,31 @@ impl Store {
                 log,
                 rows,
                 way,
-                balance,
             });
         }
     }
 
     /// Returns where a batch fits now.
-    fn fit(&self, journal: &Journal, operations: &Operations, rows: &[Row]) -> Result<Fit> {
+    fn fit(&self, journal: &Journal, operations: &Operations, rows: &[Row]) -> Fit {
         let Some(payload) = payload::encode(operations) else {
-            return Ok(Fit::Redb);
+            return Fit::Redb;
         };
         let class = AppendClass::Ordinary;
         let needed_bytes = (payload.len() + REQUIRES_BYTES_MAX) as u64;
         if is_too_large(rows) || needed_bytes > journal.longest_payload(class) {
-            return Ok(Fit::Redb);
+            return Fit::Redb;
         }
         // Only a holder of the log adds rows.
         let view = self.view.load_full();
         let has_room = self.memory_takes(&view, rows) && needed_bytes <= journal.room_bytes(class);
         if !has_room && !view.is_in_redb() {
-            return Ok(Fit::AfterCheckpoint);
+            return Fit::AfterCheckpoint;
         }
-        match self.is_tight(&view, rows)? {
-            true => Ok(Fit::Redb),
-            false => Ok(Fit::Journal(payload)),
-        }
+        Fit::Journal(payload)
     }
 
     /// Locks redb's side for a batch that goes there. The journal is not locked meanwhile.
-    fn prepare_for_redb(&self, operations: &Operations, balance: i64) -> Result<Prepared<'_>> {
+    fn prepare_for_redb(&self, operations: &Operations) -> Result<Prepared<'_>> {
         let writer = self.writer.lock();
         let log = self.log.lock();
         self.check()?;
@@ -176,7 +168,6 @@ impl Store {
             log,
             rows,
             way: Way::Redb(writer),
-            balance,
         })
     }
 }
@@ -222,7 +213,7 @@ impl Prepared<'_> {
                     rows.put(linked_row(store.linked()? + 1));
                 }
                 let position = self.log.end();
-                let snapshot = store.write(&mut writer, rows, position)?;
+                let snapshot = store.write_at_once(&mut writer, &rows, position)?;
                 store.free_journal(&mut self.log, position)?;
                 Way::InRedb(writer, snapshot)
             }
@@ -263,7 +254,7 @@ impl Prepared<'_> {
                 return;
             }
         }
-        store.room.account(self.balance);
+        store.room.committed();
     }
 }
 

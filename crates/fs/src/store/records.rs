@@ -120,6 +120,22 @@ pub enum Change {
     DelLogged(Block),
 }
 
+/// Bytes of a change that count as one change.
+pub(super) const WEIGHT_BYTES: usize = 256;
+
+impl Change {
+    /// Returns as how many changes this one counts. The bytes of a batch are bounded so, because the journal must have room for it.
+    pub fn weight(&self) -> usize {
+        let bytes = match self {
+            Change::PutXattr(_, name, value) => name.len() + value.len(),
+            Change::PutInode(_, inode) => inode.target.as_ref().map_or(0, |target| target.len()),
+            Change::PutLogged(_, image) => image.len(),
+            _ => 0,
+        };
+        1 + bytes / WEIGHT_BYTES
+    }
+}
+
 /// An entry as stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {

@@ -69,6 +69,7 @@ impl Recovered {
 impl Store {
     /// Makes the journal of a new volume, or one in place of a journal that cannot be read.
     pub(crate) fn create_journal(&self, place: JournalPlace) -> Result<()> {
+        self.has_journal(place.area);
         let journal = Journal::create(place.device, place.area, place.volume, place.store)
             .map_err(|error| Error::Journal(error.to_string().into()))?;
         *self.log.lock() = Log::Journal(Box::new(journal));
@@ -185,6 +186,7 @@ impl Store {
         let Some(recovery) = recovered.recovery else {
             return self.create_journal(recovered.place);
         };
+        self.has_journal(recovered.place.area);
         let end = recovery.end();
         let is_current = end == self.checkpoint_position()?;
         let mut log = self.log.lock();

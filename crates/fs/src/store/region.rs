@@ -1,9 +1,13 @@
 //! The metadata region of a store: the bytes that redb works on, spread over chunks of the devices.
 //!
-//! redb sees one file that it may make longer at any time, by doubling. Only what it writes gets
-//! space: position N of the region (one chunk long) is mapped to a chunk when something is first
-//! written there; before that it reads as zeros. Chunks come from a stock of spare ones that the
-//! superblock names already, so that mapping one needs neither the allocator nor the store.
+//! redb sees one file that it may make longer at any time. Position N of the region (one chunk long) is mapped to a chunk when
+//! something is first written there; before that it reads as zeros. Chunks come from a stock of spare ones that the superblock names
+//! already, so that mapping one needs neither the allocator nor the store.
+//!
+//! redb divides its file into *parts* (it calls them regions) and adds one at a time. The file gets no longer than the chunks, mapped
+//! and spare, so every page that redb may use has its place. Without that, redb could choose pages of positions that are not mapped,
+//! and find no chunk for them, while it has enough free pages elsewhere. redb's own parts have 4 GiB, and it doubles a file that is
+//! smaller: then half of the chunks could be without use. So a new file gets smaller parts (`header`).
 //!
 //! What redb writes is kept in memory until it asks for a flush, then goes out in order and in long
 //! writes: first the superblock, when chunks were mapped or the length changed, and only then the
@@ -25,12 +29,15 @@ use redb::StorageBackend;
 use crate::error::Error;
 
 const BLOCK: usize = PAGE_BYTES as usize;
+/// Chunks of a part.
+pub(crate) const PART_CHUNKS: u64 = 8;
 /// Longest write to a device.
 const WRITE_BYTES_MAX: usize = 1 << 20;
 /// If more blocks are pending, they are written to the devices before redb asks for a flush.
 const PENDING_BLOCKS_MAX: usize = 8192;
-/// Spare chunks kept back for batches that remove things.
-const RESERVE_CHUNKS: usize = 2;
+
+/// Pages of redb's file before the first part.
+const HEADER_PAGES: u64 = 1;
 
 /// Where a chunk is.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +50,10 @@ struct Place {
 
 struct State {
     len_bytes: u64,
+    /// redb has not written its header yet.
+    is_new: bool,
+    /// Pages of a part, of redb's header.
+    part_pages: Option<u64>,
     /// Whether the superblock has this length and mapping.
     recorded: bool,
     map: HashMap<u32, Place>,
@@ -100,6 +111,8 @@ impl Region {
             let slice = &s.slices[store];
             let mut state = State {
                 len_bytes: u64::from(slice.store_blocks.get()) * PAGE_BYTES,
+                is_new: slice.store_blocks.get() == 0,
+                part_pages: None,
                 recorded: true,
                 map: HashMap::new(),
                 spares: Vec::new(),
@@ -154,29 +167,53 @@ impl Region {
         state.map.len() + state.spares.len()
     }
 
-    /// Returns the bytes of the mapped chunks.
-    pub fn mapped_bytes(&self) -> u64 {
-        self.state.read().map.len() as u64 * self.chunk_bytes()
+    /// Returns the length that redb has given the region.
+    pub fn len_bytes(&self) -> u64 {
+        self.state.read().len_bytes
     }
 
-    /// Returns the number of chunks that are ready to be mapped.
-    pub fn spare_chunks(&self) -> usize {
-        self.state.read().spares.len()
+    /// Returns the number of pages that redb may use at present.
+    pub fn pages(&self) -> u64 {
+        let state = self.state.read();
+        match self.has_own_parts(&state) {
+            true => (state.len_bytes / PAGE_BYTES).saturating_sub(HEADER_PAGES),
+            false => state.map.len() as u64 * self.chunk_blocks,
+        }
     }
 
-    /// Returns the bytes of the chunks that are ready to be mapped.
-    pub fn spare_bytes(&self) -> u64 {
-        self.spare_chunks() as u64 * self.chunk_bytes()
+    /// Returns the number of pages that redb can add.
+    pub fn spare_pages(&self) -> u64 {
+        let state = self.state.read();
+        if !self.has_own_parts(&state) {
+            return state.spares.len() as u64 * self.chunk_blocks;
+        }
+        let chunks = (state.map.len() + state.spares.len()) as u64;
+        let pages = (chunks * self.chunk_blocks).saturating_sub(HEADER_PAGES);
+        let part = self.part_pages();
+        (pages / part * part + HEADER_PAGES).saturating_sub(state.len_bytes / PAGE_BYTES)
     }
 
-    /// Returns the bytes of the spare chunks that are kept for removals and for the recovery after a crash.
-    pub fn reserve_bytes(&self) -> u64 {
-        RESERVE_CHUNKS as u64 * self.chunk_bytes()
+    /// Returns the pages of a part of a new file. With redb's header, eight of them are as long as chunks.
+    fn part_pages(&self) -> u64 {
+        PART_CHUNKS * self.chunk_blocks - HEADER_PAGES
     }
 
-    /// Returns whether there are at least as many spare chunks as are kept for removals.
-    pub fn has_reserve(&self) -> bool {
-        self.spare_chunks() >= RESERVE_CHUNKS
+    /// Returns whether redb's parts are those of `part_pages`. In a file of an earlier version they are not.
+    fn has_own_parts(&self, state: &State) -> bool {
+        state.part_pages == Some(self.part_pages())
+    }
+
+    /// Fails with ENOSPC if there are too few chunks for a file of this length. The caller holds the state.
+    fn check_len(&self, state: &State, len: u64) -> io::Result<()> {
+        let chunks = (state.map.len() + state.spares.len()) as u64;
+        if !self.has_own_parts(state)
+            || len <= state.len_bytes
+            || len <= chunks * self.chunk_bytes()
+        {
+            return Ok(());
+        }
+        self.full.store(true, Ordering::Release);
+        Err(io::Error::from_raw_os_error(28))
     }
 
     /// Returns the number of chunks that can still be entered in the superblock's table.
@@ -410,6 +447,28 @@ impl Region {
     }
 }
 
+/// The header of redb's file, as `docs/design.md` of redb describes it for format 3.
+mod header {
+    /// Its first bytes. redb writes them last.
+    const MAGIC: [u8; 9] = *b"redb\x1a\x0a\xa9\x0d\x0a";
+    /// Where it has the number of pages of a part (4 bytes, little-endian). No checksum covers it.
+    const PARTS: std::ops::Range<usize> = 20..24;
+
+    /// Returns the pages of a part, or `None` if the bytes are no whole header.
+    pub fn parts(bytes: &[u8]) -> Option<u32> {
+        let is_header = bytes.starts_with(&MAGIC);
+        let field = bytes.get(PARTS)?;
+        is_header.then(|| u32::from_le_bytes([field[0], field[1], field[2], field[3]]))
+    }
+
+    /// Returns a header with another size of the parts, or `None` if the bytes are no header.
+    pub fn with_parts(bytes: &[u8], pages: u32) -> Option<Vec<u8>> {
+        let mut header = bytes.to_vec();
+        header.get_mut(PARTS)?.copy_from_slice(&pages.to_le_bytes());
+        Some(header)
+    }
+}
+
 /// `Region` as redb's storage.
 pub(super) struct Backend(pub(super) Arc<Region>);
 
@@ -456,7 +515,16 @@ impl StorageBackend for Backend {
             })
         };
         drop(state);
-        result.map_err(|e| region.failed(e))
+        result.map_err(|e| region.failed(e))?;
+        if offset == 0
+            && let Some(pages) = header::parts(out)
+        {
+            let mut state = region.state.write();
+            // From here on redb knows the size of the parts.
+            state.is_new = false;
+            state.part_pages = Some(pages.into());
+        }
+        Ok(())
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
@@ -471,6 +539,7 @@ impl StorageBackend for Backend {
         {
             let mut guard = region.state.write();
             let state = &mut *guard;
+            region.check_len(state, len)?;
             if len < state.len_bytes {
                 let end_block = len.div_ceil(PAGE_BYTES);
                 drop(state.pending.split_off(&end_block));
@@ -520,6 +589,10 @@ impl StorageBackend for Backend {
         if end > state.len_bytes {
             return Err(beyond_end());
         }
+        let own_header = (offset == 0 && state.is_new)
+            .then(|| header::with_parts(data, region.part_pages() as u32))
+            .flatten();
+        let data = own_header.as_deref().unwrap_or(data);
         let mut at = offset;
         while at < end {
             let block = at / PAGE_BYTES;
