@@ -14,6 +14,7 @@ mod payload;
 mod prepared;
 mod records;
 pub(crate) mod recovery;
+mod refusals;
 pub mod region;
 mod room;
 mod scan;
