@@ -3,9 +3,16 @@
 //! `JERICHO_FULL_ROUNDS` and `JERICHO_FULL_MIB` set the number of rounds and the size of the volume.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use jericho_fs::Result;
+use jericho_fs::format::format_devices;
+use jericho_fs::metadata;
+use jericho_fs::store::{Change, InodeRecord, Store};
 use jericho_fs::types::{Kind, ROOT};
+use jericho_sim::SimDevice;
+use jericho_storage::Device;
+use jericho_volume::{FormatOptions, OpenMode, Volume};
 
 mod mount;
 
@@ -138,4 +145,81 @@ fn a_full_volume_takes_many_removals_in_one_batch() {
         mount.fs().statfs().unwrap().files_free,
         mount.fs().statfs().unwrap().files - 1
     );
+}
+
+/// Creates files until there are `most`, or until there is no room. Returns their number.
+fn fill_store(store: &Store, inode: &InodeRecord, from: u64, most: u64) -> u64 {
+    let mut made = from;
+    while made < most {
+        let files = 500;
+        let check = || store.check_room(files, files as usize * 320);
+        if check().is_err() && (!store.make_room(|| Ok(())).unwrap() || check().is_err()) {
+            break;
+        }
+        let put = |ino| [Change::PutInode(ino, inode.clone()), entry(ino)];
+        let batch: Vec<Change> = (made + 2..made + 2 + files).flat_map(put).collect();
+        store.commit(&batch).unwrap();
+        made += files;
+    }
+    made
+}
+
+/// Returns the parts of an entry of the root.
+fn key(ino: u64) -> (u64, Box<[u8]>) {
+    let hash = ino.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 1;
+    (hash, format!("file-{ino:08}").into_bytes().into())
+}
+
+fn entry(ino: u64) -> Change {
+    let (hash, name) = key(ino);
+    Change::PutEntry {
+        dir: ROOT,
+        hash,
+        name,
+        ino,
+        kind: Kind::File,
+    }
+}
+
+fn removal(ino: u64) -> [Change; 2] {
+    let (hash, name) = key(ino);
+    let entry = Change::DelEntry {
+        dir: ROOT,
+        hash,
+        name,
+    };
+    [Change::DelInode(ino), entry]
+}
+
+#[test]
+fn a_hundred_thousand_rows_removed_in_one_batch_find_room_in_a_full_metadata_region() {
+    const FILES: u64 = 100_000;
+    let device = Arc::new(SimDevice::new("sim", 1 << 30));
+    let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
+    format_devices(&devices, &[], &FormatOptions::default()).unwrap();
+    let open = |device: Arc<SimDevice>| {
+        let volume = Volume::open_from_devices(vec![device], OpenMode::WRITE).unwrap();
+        metadata::open(&volume, 64 << 20).unwrap()
+    };
+    let (stores, allocator) = open(device.clone());
+    let store = &stores[0];
+    let mut inode = store.inode(ROOT).unwrap().unwrap();
+    (inode.kind, inode.nlink) = (Kind::File, 1);
+    let made = fill_store(store, &inode, 0, FILES);
+    assert_eq!(made, FILES);
+    // Data takes the rest of the space, so that the region cannot grow.
+    allocator.reserve(allocator.available()).unwrap();
+    let made = fill_store(store, &inode, made, u64::MAX);
+    let chunks = store.region().unwrap().chunks();
+    // Every second file: redb copies each page of the tables, and frees none.
+    let removals: Vec<Change> = (2..2 + FILES).step_by(2).flat_map(removal).collect();
+    assert_eq!(removals.len() as u64, FILES);
+    store.commit(&removals).unwrap();
+    let left = 1 + made - FILES / 2;
+    assert_eq!(store.inode_count().unwrap(), left);
+    store.close().unwrap();
+    assert_eq!(store.region().unwrap().chunks(), chunks, "the region grew");
+    drop((stores, allocator));
+    let (stores, _allocator) = open(device);
+    assert_eq!(stores[0].inode_count().unwrap(), left);
 }
