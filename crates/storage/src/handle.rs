@@ -4,15 +4,15 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use jericho_sys::block;
 use jericho_sys::doorbell::Doorbell;
 use jericho_sys::errno;
 use jericho_sys::uring::Ring;
+use jericho_sys::{block, queued_write};
 
 use crate::aligned::{AlignedBuffer, is_aligned};
 use crate::durable::{Attempt, DurableError, write_durable};
@@ -36,10 +36,32 @@ pub(crate) struct Handle {
     pub(crate) is_read_only: bool,
     /// False with buffered I/O: the kernel then writes from its own copy.
     pub(crate) needs_stable_writes: bool,
-    /// One system call writes durably, at the cost of one write and at most one flush of the hardware.
-    pub(crate) has_cheap_durable_writes: bool,
+    /// How one system call writes durably, at the cost of one write and at most one flush of the hardware, if there is a way.
+    durable_writes: Option<DurableWrites>,
     pub(crate) home_node: Option<u32>,
     pub(crate) flusher: Flusher,
+}
+
+/// A system call that writes durably.
+#[derive(Clone, Copy, Debug)]
+enum DurableWrites {
+    /// pwritev2(2) with RWF_DSYNC, for files of some filesystems.
+    Called,
+    /// The same through io_uring, for block devices.
+    Queued,
+}
+
+/// Returns whether an error says that a durable write was not tried.
+fn is_unsupported(error: &io::Error) -> bool {
+    let unsupported = [
+        errno::ENOSYS,
+        errno::EOPNOTSUPP,
+        errno::EINVAL,
+        errno::EAGAIN,
+    ];
+    error
+        .raw_os_error()
+        .is_some_and(|errno| unsupported.contains(&errno))
 }
 
 /// The differences between the kinds of devices.
@@ -199,13 +221,20 @@ impl Handle {
         options: OpenOptions,
     ) -> Result<Handle, OpenError> {
         let required_bytes = options.create_size.unwrap_or(BLOCK_BYTES);
+        let durable_writes = if !is_direct {
+            None
+        } else if metadata.file_type().is_block_device() {
+            Some(DurableWrites::Queued)
+        } else {
+            block::has_cheap_durable_writes(&file, metadata).then_some(DurableWrites::Called)
+        };
         Ok(Handle {
             name: path.to_string_lossy().into(),
             size_bytes: opening::usable_size(path, size_bytes, required_bytes)?.into(),
             is_direct,
             is_read_only: options.read_only,
             needs_stable_writes: is_direct && block::needs_stable_writes(&file, metadata),
-            has_cheap_durable_writes: is_direct && block::has_cheap_durable_writes(&file, metadata),
+            durable_writes,
             home_node: options.home_node.or_else(|| block::home_node(disk)),
             flusher: Flusher::default(),
             file,
@@ -274,10 +303,11 @@ impl Handle {
     /// the system call at the same time, as `flush` does.
     pub(crate) fn write_durable(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
         let total = buf.len();
-        if !self.has_cheap_durable_writes || !(is_aligned(buf) || total <= BOUNCE_BYTES_MAX) {
+        let is_one_buffer = is_aligned(buf) || total <= BOUNCE_BYTES_MAX;
+        let Some(how) = self.durable_writes.filter(|_| is_one_buffer) else {
             self.write_at(offset_bytes, buf)?;
             return self.flush();
-        }
+        };
         self.check_range("write", offset_bytes, total as u64)?;
         self.check_writable("write", offset_bytes, total as u64)?;
         let lost = |cause| self.error("flush", offset_bytes, total as u64, cause);
@@ -291,11 +321,26 @@ impl Handle {
                 bounce.as_slice()
             }
         };
+        let mut first = None;
+        if matches!(how, DurableWrites::Queued) && total > 0 {
+            match queued_write::write_durable(&self.file, bytes, offset_bytes) {
+                // This thread has no io_uring, or the device does not support the request. Nothing was lost.
+                Err(error) if is_unsupported(&error) => {
+                    self.write_at(offset_bytes, bytes)?;
+                    return self.flush();
+                }
+                written => first = Some(written),
+            }
+        }
         let written = write_durable(total, |done, attempt| {
             let (rest, at) = (&bytes[done..], offset_bytes + done as u64);
-            match attempt {
-                Attempt::Durable => block::write_durable(&self.file, rest, at),
-                Attempt::Plain => self.file.write_at(rest, at),
+            match (first.take(), attempt, how) {
+                (Some(first), ..) => first,
+                (None, Attempt::Plain, _) => self.file.write_at(rest, at),
+                (None, _, DurableWrites::Called) => block::write_durable(&self.file, rest, at),
+                (None, _, DurableWrites::Queued) => {
+                    queued_write::write_durable(&self.file, rest, at)
+                }
             }
         });
         match written {

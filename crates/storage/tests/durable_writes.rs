@@ -125,6 +125,39 @@ fn a_durable_write_to_a_block_device_costs_one_write_and_one_flush() {
     assert_eq!(cost(&*device, &on_loop), (WRITES, WRITES));
 }
 
+/// Returns how often the calling thread has slept.
+fn sleeps() -> u64 {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let line = |line: &&str| line.starts_with("voluntary_ctxt_switches:");
+    let line = status.lines().find(line).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_durable_write_to_a_block_device_sleeps_once_and_shares_flushes_with_others() {
+    let Some(on_loop) = LoopDevice::new(256) else {
+        return;
+    };
+    let device = open_device(&on_loop.path, OpenOptions::default()).unwrap();
+    if !device.describe().contains(", io_uring") {
+        return;
+    }
+    let before = sleeps();
+    cost(&*device, &on_loop);
+    let slept = sleeps() - before;
+    // A write and a flush by two system calls sleep twice.
+    assert!(slept < WRITES * 3 / 2, "{slept} sleeps");
+    let before = on_loop.writes_and_flushes();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| cost(&*device, &on_loop));
+        }
+    });
+    let after = on_loop.writes_and_flushes();
+    assert_eq!(after.0 - before.0, 4 * WRITES);
+    assert!(after.1 - before.1 < 4 * WRITES);
+}
+
 #[test]
 fn a_durable_write_to_a_written_area_of_a_file_costs_one_write_and_one_flush() {
     let Some(filesystem) = Ext4::new(16 * 1024) else {

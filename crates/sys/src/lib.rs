@@ -25,6 +25,7 @@ pub mod load;
 pub mod memory;
 pub mod poller;
 pub mod process;
+pub mod queued_write;
 pub mod rseq;
 pub mod service;
 pub mod signals;

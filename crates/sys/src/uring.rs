@@ -427,7 +427,7 @@ pub(crate) fn passing(entered: io::Result<usize>) -> io::Result<()> {
 
 /// Creates a disabled ring with the cheapest delivery of completions that the kernel supports. Returns whether the ring belongs
 /// to one thread.
-fn build(entries: u32) -> io::Result<(IoUring, bool)> {
+pub(crate) fn build(entries: u32) -> io::Result<(IoUring, bool)> {
     let entries = entries.next_power_of_two();
     let refused = |error: &io::Error| error.raw_os_error() == Some(libc::EINVAL);
     // Linux 6.1 and later.
