@@ -907,6 +907,36 @@ fn an_overwrite_is_made_durable_by_the_thread_that_asks_with_one_write_and_one_f
 }
 
 #[test]
+fn a_sync_that_still_writes_flushes_for_the_syncs_that_have_written() {
+    let mut mount = Mount::new(64 << 20);
+    let names = ["a", "b", "c"];
+    let files = names.map(|name| mount.durable(name, PAGE as usize));
+    for (seed, file) in files.iter().enumerate() {
+        mount.write(file, 0, &pattern(seed as u64 + 1, 100));
+    }
+    let flushes = || mount.device.operations(Some(Operation::Flush));
+    let before = flushes();
+    let (begun, go) = mount.device.block_next(Operation::Write);
+    std::thread::scope(|scope| {
+        let last = scope.spawn(|| mount.begin_fdatasync(&files[0]).try_recv().unwrap());
+        begun.recv().unwrap();
+        let others = [1, 2].map(|n| mount.begin_fdatasync(&files[n]));
+        assert!(others.iter().all(|other| other.try_recv().is_err()));
+        assert_eq!(flushes(), before);
+        drop(go);
+        last.join().unwrap().unwrap();
+        for other in others {
+            other.recv().unwrap().unwrap();
+        }
+    });
+    assert_eq!(flushes(), before + 1);
+    let expected = files.each_ref().map(|file| mount.read(file));
+    drop(files);
+    mount.power_cut(5);
+    assert!(names.map(|name| mount.read(&mount.open(name))) == expected);
+}
+
+#[test]
 fn a_clean_file_waits_for_a_flush_that_began_after_its_write_back() {
     let mount = Mount::new(64 << 20);
     let files = [
