@@ -7,6 +7,7 @@
 //! `pass` is one pass over all rows. The other files each compare a kind of rows, except these: `stores` reads them, `findings` keeps
 //! what is found, `limits` bounds the memory, `progress` says how far the check is.
 
+mod copies;
 mod counts;
 mod extents;
 mod findings;
@@ -30,23 +31,24 @@ use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::label::LabelState;
-use jericho_format::superblock::SuperblockError;
 use jericho_storage::{Device, OpenOptions, open_device};
 use jericho_volume::labels;
 use jericho_volume::superblocks::{Superblocks, read_copies};
 use jericho_volume::{DeviceOverlay, OpenMode, Volume, VolumeError};
 
+use self::copies::{journal_copies, superblock_copies};
 pub use self::findings::{Finding, Severity};
 use self::limits::Limits;
 use self::parallel::in_parallel;
 use self::pass::{Pass, pass};
 pub use self::progress::{Progress, Stage};
-use self::reads::Reads;
+use self::reads::{LastRead, Reads};
 use self::stores::{Stores, Subject};
 use crate::alloc::Allocator;
 use crate::error::Error;
 use crate::metadata;
 use crate::store::Store;
+use crate::store::region::Region;
 
 /// Options of a check.
 #[derive(Clone, Copy, Debug, Default)]
@@ -231,18 +233,17 @@ fn check_once(
         return Err(VolumeError::DeviceMissing { index, path });
     }
     let view = |device: &Arc<dyn Device>| {
-        let device: Arc<dyn Device> = Arc::new(Reads {
-            device: device.clone(),
-            progress: progress.clone(),
-        });
-        DeviceOverlay::over(device)
+        DeviceOverlay::over(Reads::counted(device.clone(), progress.clone()))
     };
     let views = devices.iter().map(view).collect();
     let volume = Volume::open_from_devices(views, OpenMode::WRITE)?;
     let mut report = Report::default();
     for device in devices {
-        superblock_copies(&**device, &volume, &mut report.findings)?;
+        let copies = read_copies(&**device)?;
+        let found = superblock_copies(&device.name(), &copies, &volume);
+        report.findings.extend(found);
     }
+    report.findings.extend(journal_copies(&volume)?);
     let mut find = |severity, text| report.findings.push(Finding { severity, text });
     if volume.is_dirty() {
         find(
@@ -250,11 +251,12 @@ fn check_once(
             "the volume is mounted or was not cleanly unmounted".into(),
         );
     }
-    let regions = metadata::regions(&volume);
-    let bytes = regions.iter().map(|region| region.len_bytes()).sum();
+    let regions = metadata::regions(&volume, |devices| LastRead::over(devices));
+    let bytes = regions.iter().map(|(region, _)| region.len_bytes()).sum();
     progress.begin(Stage::Pages, bytes);
-    let verified = in_parallel(&regions, |region| Ok(Store::verify(region)));
-    for (slice, verified) in verified?.into_iter().enumerate() {
+    let verify = |(region, _): &(Arc<Region>, Arc<LastRead>)| Ok(Store::verify(region));
+    let verified = in_parallel(&regions, verify)?;
+    for (slice, (verified, (_, last))) in verified.into_iter().zip(&regions).enumerate() {
         match verified {
             Ok(true) => {}
             // After an unclean end a recovery is expected, and is not a finding.
@@ -265,10 +267,12 @@ fn check_once(
             ),
             Err(Error::Io(error)) => return Err(error.into()),
             Err(error) => {
+                let name = |index: usize| devices[index].name().to_string();
+                let place = volume.superblocks().with(|s| last.describe(s, name));
                 find(
                     Severity::Damage,
                     format!(
-                        "the metadata store of slice {slice} is lost ({error}); {BEYOND_REPAIR}"
+                        "the metadata store of slice {slice} is lost ({error}); the page that was read last is {place}; {BEYOND_REPAIR}"
                     ),
                 );
                 return Ok(report);
@@ -305,37 +309,6 @@ fn check_once(
             Ok(report)
         }
     }
-}
-
-/// Checks a device's copies of the superblock.
-fn superblock_copies(
-    device: &dyn Device,
-    volume: &Volume,
-    findings: &mut Vec<Finding>,
-) -> Result<(), VolumeError> {
-    let copies = read_copies(device)?;
-    let newest = volume.superblocks().with(|s| s.head.sequence.get());
-    let mut valid = copies.iter().flatten();
-    let is_behind = !valid.any(|copy| copy.head.sequence.get() == newest);
-    let name = device.name();
-    for (index, copy) in copies.iter().enumerate() {
-        let (severity, text) = match copy {
-            Ok(_) => continue,
-            // A crash may tear the copy that is being written. Another copy counts then, and the next write repairs this one.
-            Err(SuperblockError::Checksum) if volume.is_dirty() || is_behind => (
-                Severity::Info,
-                format!(
-                    "copy {index} of the superblock on {name} was being written when the volume's last use ended, or is damaged"
-                ),
-            ),
-            Err(error) => (
-                Severity::Damage,
-                format!("copy {index} of the superblock on {name} is unusable: {error}"),
-            ),
-        };
-        findings.push(Finding { severity, text });
-    }
-    Ok(())
 }
 
 /// Opens the stores. Returns also what is wrong with their journals.

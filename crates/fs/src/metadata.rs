@@ -233,14 +233,25 @@ fn journal_of(volume: &Volume, store: usize) -> JournalPlace {
     }
 }
 
-/// Returns the metadata regions of the stores, for a check of their bytes.
-pub(crate) fn regions(volume: &Volume) -> Vec<Arc<Region>> {
+/// Returns the metadata regions of the stores, for a check of their bytes, over views of the devices. `view` makes the views for a region,
+/// and something that comes with them.
+pub(crate) fn regions<T>(
+    volume: &Volume,
+    view: impl Fn(&[Arc<dyn Device>]) -> (Vec<Arc<dyn Device>>, T),
+) -> Vec<(Arc<Region>, T)> {
     let count = volume.superblocks().with(|s| s.stores());
     let region = |store| {
+        let (views, with) = view(volume.devices());
         let superblocks = volume.superblocks().clone();
-        Region::new(volume.devices().to_vec(), superblocks, store)
+        (Region::new(views, superblocks, store), with)
     };
     (0..count).map(region).collect()
+}
+
+/// Returns the places of the journals of all stores.
+pub(crate) fn journals(volume: &Volume) -> impl Iterator<Item = JournalPlace> {
+    let count = volume.superblocks().with(|s| s.stores());
+    (0..count).map(|store| journal_of(volume, store))
 }
 
 /// Opens a store without its journal.

@@ -5,7 +5,7 @@
 //! reader that stops between them gets them again instead of missing one.
 
 use crate::core::FIRST_HASH;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::types::{DirEntry, Ino, Kind};
 
@@ -52,6 +52,15 @@ impl Fs {
                 } else {
                     Vec::new()
                 };
+                // Damaged pages of the store may return entries in any order. The reader would never come to an end.
+                if !stored.is_sorted_by_key(|entry| entry.hash)
+                    || stored.first().is_some_and(|entry| entry.hash < from)
+                {
+                    let what = format!("the entries of directory {dir} are not in order");
+                    let error = Error::Damaged(what);
+                    core.store_of(dir).note_damage(&error);
+                    return Err(error);
+                }
                 let last = match stored.last() {
                     Some(entry) if stored.len() >= limit => entry.hash,
                     _ => u64::MAX,
