@@ -457,6 +457,65 @@ fn a_wrong_segment_of_the_journal_is_named_with_its_block_and_the_last_one_is_a_
     }
 }
 
+/// Rows that are too short, in pages with right checksums: of each table the first and the last row.
+#[test]
+fn a_row_of_a_wrong_form_is_refused_when_it_is_used_and_named_by_a_check() {
+    use jericho_fs::store::tables::Table::{
+        Bitmaps, Entries, Extents, Inodes, Orphans, Used, Values, Xattrs,
+    };
+    let bed = bed(false);
+    let tables = [
+        (Inodes, "inode"),
+        (Entries, "directory"),
+        (Extents, "extent"),
+        (Xattrs, "attribute"),
+        (Bitmaps, "bitmap"),
+        (Used, "used blocks"),
+        (Orphans, "to be removed"),
+        (Values, "mark next_ino"),
+    ];
+    let mut cases = 0;
+    for (table, word) in tables {
+        for at in [0, usize::MAX] {
+            let device = Arc::new(bed.device.crash(0));
+            let opened = volume(&device, OpenMode::WRITE).unwrap();
+            let (stores, allocator) = jericho_fs::metadata::open(&opened, 1 << 20).unwrap();
+            let mut rows = stores[0].raw_rows(table).unwrap();
+            if table == Values {
+                rows.retain(|(key, _)| key.starts_with(b"next_ino"));
+            }
+            let row = rows.get(at.min(rows.len().saturating_sub(1))).cloned();
+            let (key, value) = row.unwrap_or((vec![0; 8], Vec::new()));
+            // Orphans and attributes have their inode in the key.
+            let changed = match table {
+                Orphans => vec![(table, vec![9; 8], Some(Vec::new()))],
+                Xattrs => vec![(table, vec![9; 12], Some(value))],
+                _ => vec![(table, key, Some(value[..value.len() - 1].to_vec()))],
+            };
+            stores[0].put_raw_rows(changed).unwrap();
+            stores[0].close().unwrap();
+            drop((stores, allocator, opened));
+            cases += 1;
+            let found = damage(&device);
+            assert!(
+                found.iter().any(|text| text.contains(word)),
+                "{table:?}: {found:?}"
+            );
+            for mode in [OpenMode::READ, OpenMode::WRITE] {
+                let shown = show(&device, mode);
+                assert!(
+                    !matches!(shown, Shown::Wrong(_)),
+                    "{table:?} {at}: {shown:?}"
+                );
+            }
+            let repaired = check(&device, true).unwrap();
+            assert!(repaired.is_sound(), "{table:?}: {:?}", repaired.findings);
+            assert_eq!(damage(&device), [] as [String; 0]);
+        }
+    }
+    assert_eq!(cases, 16);
+}
+
 #[test]
 fn a_check_finds_each_wrong_page_of_the_metadata_store_that_matters_and_names_its_place() {
     let bed = bed(false);

@@ -16,7 +16,31 @@ use crate::store::{Extent, codec};
 use crate::types::{Ino, Kind, SliceId};
 
 /// Extents that count for nothing, by inode and page.
-pub(super) type Refused = BTreeSet<(Ino, u64)>;
+#[derive(Default)]
+pub(super) struct Refused {
+    pub all: BTreeSet<(Ino, u64)>,
+    /// There are more than are kept. Those would take blocks of other files.
+    pub is_cut: bool,
+}
+
+impl Refused {
+    /// Adds an extent if there are fewer than `max`.
+    fn add(&mut self, extent: (Ino, u64), max: usize) {
+        if self.all.len() < max {
+            self.all.insert(extent);
+        } else {
+            self.is_cut = true;
+        }
+    }
+
+    /// Adds the extents of a part or a window.
+    pub fn extend(&mut self, other: Refused) {
+        self.is_cut |= other.is_cut;
+        for extent in other.all {
+            self.add(extent, FIXES_MAX);
+        }
+    }
+}
 
 /// Why an extent alone is impossible.
 enum Wrong {
@@ -60,10 +84,10 @@ pub(super) fn possible(volume: &Volume, key: &[u8], value: &[u8]) -> Option<(Ino
 /// Compares the extents of the files of a window, and counts their blocks in the index. Returns those that the repair removes.
 pub(super) fn extents(subject: Subject, index: &Index, found: &mut Found) -> Result<Refused> {
     let each = in_parallel(&index.parts, |part| match part.is_over() {
-        true => Ok((Found::default(), Refused::new())),
+        true => Ok((Found::default(), Refused::default())),
         false => extents_of(subject, index, part),
     })?;
-    let mut refused = Refused::new();
+    let mut refused = Refused::default();
     for (one, own) in each {
         found.extend(one);
         refused.extend(own);
@@ -72,7 +96,8 @@ pub(super) fn extents(subject: Subject, index: &Index, found: &mut Found) -> Res
 }
 
 fn extents_of(subject: Subject, index: &Index, part: &Part) -> Result<(Found, Refused)> {
-    let (mut found, mut refused) = (Found::default(), Refused::new());
+    let parts = index.parts.len();
+    let (mut found, mut refused) = (Found::part_of(parts), Refused::default());
     let (from, to) = part.keys();
     let range = Range {
         from: &from,
@@ -114,11 +139,7 @@ fn extents_of(subject: Subject, index: &Index, part: &Part) -> Result<(Found, Re
             found.damage(format!("extent of inode {ino} at page {page} {reason}"));
             found.remove_from(part.shard, Table::Extents, key);
             if alone.is_none() {
-                if refused.len() < FIXES_MAX {
-                    refused.insert((ino, page));
-                } else {
-                    found.is_cut = true;
-                }
+                refused.add((ino, page), (FIXES_MAX / parts).max(1));
             }
             true
         })?;

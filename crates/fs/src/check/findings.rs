@@ -31,6 +31,8 @@ const TEXT_BYTES_MAX: usize = 4 << 20;
 pub(super) const FIXES_MAX: usize = 65_536;
 /// Most bytes of these rows.
 const FIX_BYTES_MAX: usize = 16 << 20;
+/// Bytes that each of many parts may keep of both kinds. Larger than any row.
+const PART_BYTES_MIN: usize = 64 << 10;
 /// Bytes of a key that a text shows.
 const KEY_BYTES_SHOWN: usize = 32;
 
@@ -41,8 +43,9 @@ pub(super) struct Fix {
 }
 
 /// What one part of a pass has found. Parts that run at the same time have one each.
-#[derive(Default)]
 pub(super) struct Found {
+    /// Number of parts that run at the same time and share the memory.
+    parts: usize,
     pub findings: Vec<Finding>,
     text_bytes: usize,
     /// Number of findings that are not kept, and the worst of them.
@@ -53,9 +56,29 @@ pub(super) struct Found {
     pub is_cut: bool,
 }
 
+impl Default for Found {
+    fn default() -> Found {
+        Found::part_of(1)
+    }
+}
+
 impl Found {
+    /// Returns an empty one for a part of several that run at the same time.
+    pub fn part_of(parts: usize) -> Found {
+        Found {
+            parts: parts.max(1),
+            findings: Vec::new(),
+            text_bytes: 0,
+            left_out: None,
+            fixes: Vec::new(),
+            fix_bytes: 0,
+            is_cut: false,
+        }
+    }
+
     pub fn find(&mut self, severity: Severity, text: String) {
-        if self.findings.len() < FINDINGS_MAX && self.text_bytes < TEXT_BYTES_MAX {
+        let text_bytes_max = (TEXT_BYTES_MAX / self.parts).max(PART_BYTES_MIN);
+        if self.findings.len() < FINDINGS_MAX && self.text_bytes < text_bytes_max {
             self.text_bytes += text.len();
             self.findings.push(Finding { severity, text });
         } else {
@@ -75,7 +98,8 @@ impl Found {
     /// Has the repair put or remove a row.
     pub fn fix(&mut self, shard: ShardId, row: Row) {
         let bytes = row.key.len() + row.value.as_ref().map_or(0, Vec::len);
-        if self.fixes.len() >= FIXES_MAX || self.fix_bytes + bytes > FIX_BYTES_MAX {
+        let bytes_max = (FIX_BYTES_MAX / self.parts).max(PART_BYTES_MIN);
+        if self.fixes.len() >= FIXES_MAX || self.fix_bytes + bytes > bytes_max {
             self.is_cut = true;
             return;
         }

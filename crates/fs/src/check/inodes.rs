@@ -1,6 +1,7 @@
 //! Reads inodes into an index, and later compares each with what the other tables say about it.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use jericho_format::FILE_BYTES_MAX;
 use jericho_format::record::{self, key_number, parts_of_ino};
@@ -71,15 +72,14 @@ pub(super) fn load(
 ) -> Result<Index> {
     let map = subject.stores.map();
     let is_first = starts.iter().all(|start| *start == Some(0));
-    let active = starts.iter().flatten().count().max(1);
-    // At least one inode each, so that each window makes progress.
-    let share = (subject.limits.index_bytes / active).max(1);
+    // The shards share the memory, whichever has how many inodes.
+    let spent = AtomicUsize::new(0);
     let parts: Vec<_> = subject.stores.shards().into_iter().zip(starts).collect();
     let loaded = in_parallel(&parts, |(shard, start)| {
         let slices = subject.volume.slices().len();
         let loaded = Loaded {
             part: Part::new(*shard, **start),
-            found: Found::default(),
+            found: Found::part_of(parts.len()),
             rows: 0,
             highest: vec![0; slices],
             is_root_made: false,
@@ -88,7 +88,7 @@ pub(super) fn load(
             Some(_) => load_part(
                 subject,
                 loaded,
-                share,
+                &spent,
                 is_first && *shard == map.of_ino(ROOT),
             ),
             None => Ok(loaded),
@@ -110,7 +110,7 @@ pub(super) fn load(
 fn load_part(
     subject: Subject,
     mut loaded: Loaded,
-    share: usize,
+    spent: &AtomicUsize,
     mut needs_root: bool,
 ) -> Result<Loaded> {
     let (from, _) = loaded.part.keys();
@@ -118,13 +118,15 @@ fn load_part(
         from: &from,
         ..Range::all(loaded.part.shard, Table::Inodes)
     };
-    let mut misplaced = Found::default();
+    let mut misplaced = Found::part_of(subject.stores.all.len());
     subject
         .stores
         .scan_all(range, &mut misplaced, |_, key, value| {
             let ino = key_number(key).filter(|_| key.len() == 8);
+            // At least one inode of each shard, so that each window makes progress.
             if let Some(ino) = ino
-                && loaded.part.bytes() >= share
+                && loaded.part.bytes() > 0
+                && spent.load(Ordering::Relaxed) >= subject.limits.index_bytes
             {
                 loaded.part.end_before(ino);
                 return false;
@@ -145,6 +147,7 @@ fn load_part(
                 loaded.found.remove_from(shard, Table::Inodes, key);
                 return true;
             };
+            let before = loaded.part.bytes();
             let is_due = std::mem::take(&mut needs_root);
             if is_due && ino != ROOT {
                 loaded.make_root();
@@ -153,6 +156,7 @@ fn load_part(
             if is_due && loaded.part.bytes() == 0 {
                 loaded.make_root();
             }
+            spent.fetch_add(loaded.part.bytes() - before, Ordering::Relaxed);
             true
         })?;
     if needs_root {
@@ -182,11 +186,16 @@ pub(super) fn compare(
     index: &Index,
     numbers: &Numbers,
     moved: &BTreeMap<Ino, Ino>,
-    lost_max: usize,
+    (lost_max, tree_max): (usize, usize),
 ) -> Result<Vec<Compared>> {
     let shards = index.parts.len();
+    // The shards share the memory for directories.
+    let in_tree = AtomicUsize::new(0);
     in_parallel(&index.parts, |part| {
-        let mut compared = Compared::default();
+        let mut compared = Compared {
+            found: Found::part_of(shards),
+            ..Compared::default()
+        };
         if part.is_over() {
             return Ok(compared);
         }
@@ -207,13 +216,13 @@ pub(super) fn compare(
             };
             let (is_lost, parent) = comparison.run(record, parent, is_made);
             if is_lost {
-                if compared.lost.len() < lost_max {
+                if compared.lost.len() <= lost_max / shards {
                     compared.lost.push(ino);
                 } else {
                     compared.found.is_cut = true;
                 }
             } else if let Some(parent) = parent.filter(|_| ino != ROOT) {
-                if compared.tree.len() < subject.limits.directories_max() / shards {
+                if in_tree.fetch_add(1, Ordering::Relaxed) < tree_max {
                     compared.tree.push((ino, parent));
                 } else {
                     compared.is_tree_cut = true;

@@ -23,7 +23,7 @@ struct Astray {
 /// Compares orphans and attributes with the inodes of the window. Marks orphans in the index.
 pub(super) fn orphans_and_xattrs(subject: Subject, index: &Index, found: &mut Found) -> Result<()> {
     let each = in_parallel(&index.parts, |part| {
-        let mut found = Found::default();
+        let mut found = Found::part_of(index.parts.len());
         if !part.is_over() {
             orphans(subject, index, part, &mut found)?;
             xattrs(subject, index, part, &mut found)?;
@@ -92,7 +92,8 @@ pub(super) fn entries(
             subject,
             index,
             shard: *shard,
-            found: Found::default(),
+            found: Found::part_of(shards.len()),
+            astray_max: (FIXES_MAX / shards.len().max(1)).max(1),
             astray: Vec::new(),
             dir: (0, Lookup::Elsewhere),
         };
@@ -127,6 +128,7 @@ struct Entries<'a> {
     shard: ShardId,
     found: Found,
     astray: Vec<Astray>,
+    astray_max: usize,
     /// The directory of the last entry, and what the index knows of it.
     dir: (Ino, Lookup<'a>),
 }
@@ -135,7 +137,7 @@ impl Entries<'_> {
     fn all(&mut self) -> Result<()> {
         let stores = self.subject.stores;
         let range = Range::all(self.shard, Table::Entries);
-        let mut misplaced = Found::default();
+        let mut misplaced = Found::part_of(stores.all.len());
         let is_first = self.index.is_first;
         // Rows that no window has are reported in the first one.
         let mut each = |key: &[u8], value: &[u8]| {
@@ -198,7 +200,7 @@ impl Entries<'_> {
         };
         if place.is(Kind::Directory) && place.parent() != dir {
             // Counts only if no entry in the recorded parent names the directory.
-            if self.astray.len() < FIXES_MAX {
+            if self.astray.len() < self.astray_max {
                 self.astray.push(Astray { dir, entry });
             } else {
                 self.found.is_cut = true;

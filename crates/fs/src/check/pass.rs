@@ -52,9 +52,11 @@ pub(super) fn pass(subject: Subject) -> Result<Pass> {
     let unused = counts.unused(&files.numbers);
     let is_made = adopt(subject, &lost, Counts::ino(unused), &mut pass.found)?;
     progress.begin(Stage::Space, 0);
-    // If some extents that count for nothing are not known, they would take blocks of others.
-    if files.refused.len() < FIXES_MAX {
-        pass.used_blocks = space(subject, files.refused, &mut pass.found)?;
+    if files.refused.is_cut {
+        // The next pass compares the space, when the extents are removed that count for nothing.
+        pass.found.is_cut = true;
+    } else {
+        pass.used_blocks = space(subject, files.refused.all, &mut pass.found)?;
     }
     images(subject, &mut pass.found)?;
     let made = is_made.then_some(unused);
@@ -81,13 +83,12 @@ fn windows(subject: Subject, pass: &mut Pass) -> Result<Files> {
         let index = load(subject, &starts, &mut files.numbers, found)?;
         orphans_and_xattrs(subject, &index, found)?;
         let moved = entries(subject, &index, found)?;
-        for one in extents(subject, &index, found)? {
-            if files.refused.len() < FIXES_MAX {
-                files.refused.insert(one);
-            }
-        }
+        files.refused.extend(extents(subject, &index, found)?);
         let lost_max = FIXES_MAX - files.lost.len();
-        for one in compare(subject, &index, &files.numbers, &moved, lost_max)? {
+        let directories_max = subject.limits.directories_max();
+        let tree_max = directories_max.saturating_sub(files.tree.len());
+        let room = (lost_max, tree_max);
+        for one in compare(subject, &index, &files.numbers, &moved, room)? {
             add(&mut files, pass, one);
         }
         files.moved.extend(moved);
@@ -119,7 +120,7 @@ fn without_path(subject: Subject, files: &Files, pass: &mut Pass) -> Result<Vec<
             named_in: None,
         })
         .collect();
-    let in_cycles = if files.is_tree_cut || files.tree.len() > subject.limits.directories_max() {
+    let in_cycles = if files.is_tree_cut {
         let nameless: HashSet<Ino> = files.lost.iter().copied().collect();
         let many = ManyDirectories {
             subject,

@@ -1,12 +1,13 @@
 //! Compares the bitmaps with the extents and the metadata chunks, and finds blocks with two owners.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use jericho_format::record;
 use jericho_format::superblock::CHUNK_BY_FORMAT;
 use parking_lot::Mutex;
 
-use super::extents::{Refused, possible};
+use super::extents::possible;
 use super::findings::{FIXES_MAX, Found, Severity, show_key};
 use super::parallel::in_parallel;
 use super::stores::{Range, Subject};
@@ -25,13 +26,18 @@ struct Space<'a> {
     subject: Subject<'a>,
     /// The metadata chunks, in order.
     chunks: Vec<Stretch>,
-    refused: Refused,
+    /// Extents that count for nothing, by inode and page.
+    refused: BTreeSet<(Ino, u64)>,
     found: Found,
 }
 
 /// Compares the bitmaps of the volume with its extents. `refused` has extents that do not count. Returns the number of blocks that
 /// files have.
-pub(super) fn space(subject: Subject, refused: Refused, found: &mut Found) -> Result<u64> {
+pub(super) fn space(
+    subject: Subject,
+    refused: BTreeSet<(Ino, u64)>,
+    found: &mut Found,
+) -> Result<u64> {
     let container_blocks = u64::from(subject.stores.all[0].container_blocks());
     let mut space = Space {
         subject,
@@ -221,7 +227,7 @@ impl<'a> Containers<'a> {
             piece,
             words: subject.stores.all[0].container_blocks() as usize / 64,
             counts: vec![0; (piece.end - piece.first) as usize],
-            found: Found::default(),
+            found: Found::part_of(window.pieces.len()),
             used: 0,
         }
     }
@@ -254,7 +260,7 @@ impl<'a> Containers<'a> {
 
     /// Compares all containers. Returns what was found, and the number of blocks that files have in them.
     fn compare(mut self) -> Result<(Found, u64)> {
-        let mut found = Found::default();
+        let mut found = Found::part_of(self.window.pieces.len());
         self.read_counts(&mut found)?;
         let stores = self.subject.stores;
         let mut next = self.piece.first;
@@ -369,7 +375,7 @@ pub(super) fn images(subject: Subject, found: &mut Found) -> Result<()> {
     };
     let shards = subject.stores.shards();
     let each = in_parallel(&shards, |shard| {
-        let mut found = Found::default();
+        let mut found = Found::part_of(shards.len());
         let range = Range::all(*shard, Table::Logged);
         subject
             .stores
