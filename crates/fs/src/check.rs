@@ -251,7 +251,7 @@ fn check_once(
             "the volume is mounted or was not cleanly unmounted".into(),
         );
     }
-    let regions = metadata::regions(&volume, |devices| LastRead::over(devices));
+    let regions = metadata::regions(&volume, LastRead::over);
     let bytes = regions.iter().map(|(region, _)| region.len_bytes()).sum();
     progress.begin(Stage::Pages, bytes);
     let verify = |(region, _): &(Arc<Region>, Arc<LastRead>)| Ok(Store::verify(region));

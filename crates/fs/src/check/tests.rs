@@ -825,3 +825,36 @@ fn damage_in_the_middle_of_the_journal_names_its_block_and_says_how_much_is_lost
     let (store, _allocator) = open_first(&opened(&device), 1 << 20);
     assert_eq!(store.inode_count().unwrap(), 101);
 }
+
+#[test]
+fn a_store_with_all_inodes_has_the_memory_that_the_others_leave() {
+    let volume = opened(&formatted(64, 2));
+    let container_blocks = volume.superblocks().with(|s| s.head.container_blocks.get());
+    let store = || Arc::new(Store::in_memory(container_blocks).unwrap());
+    let all = vec![store(), store()];
+    let count = 176;
+    let in_root = inode(Kind::Directory, 2, count, ROOT);
+    let mut of_root = vec![Change::PutInode(ROOT, in_root)];
+    let mut of_files = vec![Change::PutInoMark(1, record::INO_MARK_STEP)];
+    for counter in 1..=count {
+        let ino = record::ino_of(1, counter);
+        let name = format!("{counter}");
+        of_root.push(entry(&volume, ROOT, &name, ino, Kind::File));
+        of_files.push(Change::PutInode(ino, inode(Kind::File, 1, 0, ROOT)));
+    }
+    of_root.push(Change::PutValue(record::INODES_NAME, 1));
+    of_files.push(Change::PutValue(record::INODES_NAME, count));
+    all[0].commit(&of_root).unwrap();
+    all[1].commit(&of_files).unwrap();
+    let progress = Progress::default();
+    let stores = Stores::new(all, &volume, &progress);
+    let limits = Limits {
+        index_bytes: 60 * 17,
+        ..Limits::USUAL
+    };
+    let pass = pass_over(&volume, &stores, limits).unwrap();
+    assert_eq!(pass.found.findings, []);
+    assert_eq!((pass.directories, pass.files), (1, count));
+    // With half of the memory each in the first window there would be four.
+    assert_eq!(pass.windows, 3);
+}
