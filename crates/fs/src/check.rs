@@ -244,42 +244,16 @@ fn check_once(
         report.findings.extend(found);
     }
     report.findings.extend(journal_copies(&volume)?);
-    let mut find = |severity, text| report.findings.push(Finding { severity, text });
     if volume.is_dirty() {
-        find(
-            Severity::Info,
-            "the volume is mounted or was not cleanly unmounted".into(),
-        );
+        report.findings.push(Finding {
+            severity: Severity::Info,
+            text: "the volume is mounted or was not cleanly unmounted".into(),
+        });
     }
-    let regions = metadata::regions(&volume, LastRead::over);
-    let bytes = regions.iter().map(|(region, _)| region.len_bytes()).sum();
-    progress.begin(Stage::Pages, bytes);
-    let verify = |(region, _): &(Arc<Region>, Arc<LastRead>)| Ok(Store::verify(region));
-    let verified = in_parallel(&regions, verify)?;
-    for (slice, (verified, (_, last))) in verified.into_iter().zip(&regions).enumerate() {
-        match verified {
-            Ok(true) => {}
-            // After an unclean end a recovery is expected, and is not a finding.
-            Ok(false) if volume.is_dirty() => {}
-            Ok(false) => find(
-                Severity::Leak,
-                format!("the metadata store of slice {slice} needed recovery"),
-            ),
-            Err(Error::Io(error)) => return Err(error.into()),
-            Err(error) => {
-                let name = |index: usize| devices[index].name().to_string();
-                let place = volume.superblocks().with(|s| last.describe(s, name));
-                find(
-                    Severity::Damage,
-                    format!(
-                        "the metadata store of slice {slice} is lost ({error}); the page that was read last is {place}; {BEYOND_REPAIR}"
-                    ),
-                );
-                return Ok(report);
-            }
-        }
+    if !stores_are_readable(&volume, progress, &mut report.findings)? {
+        return Ok(report);
     }
-    drop(regions);
+    let mut find = |severity, text| report.findings.push(Finding { severity, text });
     let passed = open_stores(&volume, false, progress).and_then(|(stores, damage)| {
         for damage in damage {
             let text = format!("{damage}; the changes from there on are lost");
@@ -309,6 +283,43 @@ fn check_once(
             Ok(report)
         }
     }
+}
+
+/// Reads all pages of the stores. Returns whether redb finds its own pages in order, or can put them in order.
+fn stores_are_readable(
+    volume: &Volume,
+    progress: &Progress,
+    findings: &mut Vec<Finding>,
+) -> Result<bool, VolumeError> {
+    let regions = metadata::regions(volume, LastRead::over);
+    let bytes = regions.iter().map(|(region, _)| region.len_bytes()).sum();
+    progress.begin(Stage::Pages, bytes);
+    let verify = |(region, _): &(Arc<Region>, Arc<LastRead>)| Ok(Store::verify(region));
+    let verified = in_parallel(&regions, verify)?;
+    let mut are_readable = true;
+    for (slice, (verified, (_, last))) in verified.into_iter().zip(&regions).enumerate() {
+        let (severity, text) = match verified {
+            Ok(true) => continue,
+            // After an unclean end a recovery is expected, and is not a finding.
+            Ok(false) if volume.is_dirty() => continue,
+            Ok(false) => (
+                Severity::Leak,
+                format!("the metadata store of slice {slice} needed recovery"),
+            ),
+            Err(Error::Io(error)) => return Err(error.into()),
+            Err(error) => {
+                are_readable = false;
+                let name = |index: usize| volume.devices()[index].name().to_string();
+                let place = volume.superblocks().with(|s| last.describe(s, name));
+                let text = format!(
+                    "the metadata store of slice {slice} is lost ({error}); the page that was read last is {place}; {BEYOND_REPAIR}"
+                );
+                (Severity::Damage, text)
+            }
+        };
+        findings.push(Finding { severity, text });
+    }
+    Ok(are_readable)
 }
 
 /// Opens the stores. Returns also what is wrong with their journals.
