@@ -30,6 +30,9 @@ pub const POSITION_BYTES: usize = size_of::<PositionValue>();
 /// Maximum of incarnations and numbers of segments, so that adding one never overflows.
 pub const NUMBER_MAX: u64 = u64::MAX >> 1;
 
+/// Number of earlier incarnations that a header names.
+pub const EARLIER_BEGINS: usize = 250;
+
 /// Values of `SegmentHeader::kind`.
 pub mod segment_kind {
     /// Has a payload.
@@ -66,10 +69,26 @@ pub struct JournalHeader {
     pub first_block: U32,
     /// `prev_crc` of the first segment.
     pub first_crc: U32,
+    /// The headers before this one, the newest first; unused entries are zero. They tell which segments of an earlier incarnation
+    /// counted.
+    pub earlier: [BeginValue; EARLIER_BEGINS],
     /// Zero.
-    pub reserved: [u8; 4024],
+    pub reserved: [u8; 24],
 }
 const _: () = assert!(size_of::<JournalHeader>() == 4096);
+
+/// Where an incarnation of a journal began.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct BeginValue {
+    /// The incarnation; 0: none.
+    pub incarnation: U64,
+    /// Number of its first segment. All segments before it counted, and later ones of earlier incarnations did not.
+    pub first_seq: U64,
+}
+const _: () = assert!(size_of::<BeginValue>() == 16);
 
 /// The start of a segment.
 #[derive(

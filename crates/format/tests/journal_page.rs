@@ -4,8 +4,9 @@ mod page;
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::journal::{
-    AREA_BLOCKS, BATCH_BYTES_MAX, HEADER_COPIES, JOURNAL_CLOSED, JOURNAL_VERSION, JournalHeader,
-    PositionValue, SEGMENT_BLOCKS_MAX, SEGMENT_CONTINUES, SegmentHeader, segment_kind,
+    AREA_BLOCKS, BATCH_BYTES_MAX, BeginValue, HEADER_COPIES, JOURNAL_CLOSED, JOURNAL_VERSION,
+    JournalHeader, PositionValue, SEGMENT_BLOCKS_MAX, SEGMENT_CONTINUES, SegmentHeader,
+    segment_kind,
 };
 use page::{documented, table};
 
@@ -16,7 +17,11 @@ fn the_page_has_every_field_at_its_offset() {
     assert_eq!(
         documented(PAGE, "JournalHeader"),
         fields!(JournalHeader: magic version crc volume_uuid slice reserved0 flags blocks incarnation
-            first_seq first_block first_crc reserved)
+            first_seq first_block first_crc earlier reserved)
+    );
+    assert_eq!(
+        documented(PAGE, "BeginValue"),
+        fields!(BeginValue: incarnation first_seq)
     );
     assert_eq!(
         documented(PAGE, "SegmentHeader"),

@@ -240,6 +240,16 @@ impl Core {
         devices
     }
 
+    /// Has nothing allocated in slices that take no changes since the mount.
+    pub fn close_failed_slices(&self) {
+        for (shard, commits) in self.shards.map().all().iter().zip(self.shards.iter()) {
+            if commits.commits.failure().is_err() {
+                self.allocator
+                    .close(self.shards.slices_of(shard, self.slice_count()));
+            }
+        }
+    }
+
     /// Ends the changes of these shards after an error. A failed flush also ends those of all shards whose slices have space on its device:
     /// what the device dropped is not known, and it fails all later flushes.
     pub fn end_changes(&self, mut set: ShardSet, error: &Error) {
@@ -404,7 +414,8 @@ impl Core {
         self.commit_shards(&mut std::iter::once(&self.shards.get(shard).commits))
     }
 
-    fn commit_shards(&self, shards: &mut dyn Iterator<Item = &Commits>) -> Result<()> {
+    /// Waits until all changes of these shards made so far are durable, as `commit_now` does.
+    pub fn commit_shards(&self, shards: &mut dyn Iterator<Item = &Commits>) -> Result<()> {
         let (sender, receiver) = channel();
         for commits in shards {
             let sender = sender.clone();

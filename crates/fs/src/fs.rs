@@ -91,6 +91,7 @@ impl Fs {
             discarder: Mutex::default(),
         });
         // If one thread cannot be started, the drop of `fs` ends the others.
+        fs.core.close_failed_slices();
         fs.start_threads()?;
         fs.remove_orphans()?;
         for shard in fs.core.shards.map().all().iter() {
@@ -155,7 +156,10 @@ impl Fs {
             inode.unlinked.store(true, Ordering::Release);
             self.core.reap(&inode);
         }
-        self.core.commit_now()
+        // A slice that takes no changes does not prevent the mount.
+        let shards = self.core.shards.iter().map(|shard| &shard.commits);
+        let working = shards.filter(|commits| commits.failure().is_ok());
+        self.core.commit_shards(&mut working.into_iter())
     }
 
     /// Writes everything back, commits, marks the volume clean and stops the threads. Later calls fail with ESHUTDOWN.

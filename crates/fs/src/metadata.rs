@@ -85,7 +85,10 @@ fn recover(
     // Before the first is dropped.
     let mut verdicts = Vec::new();
     for recovered_of in recovered.iter().flatten() {
-        verdicts.push(judge(&stores, &recovered, recovered_of)?);
+        verdicts.push(match judge(&stores, &recovered, recovered_of)? {
+            Verdict::Unknown(Error::Journal(_)) if damage == Damage::GiveUpRest => Verdict::Drop,
+            verdict => verdict,
+        });
     }
     let present = stores.iter().zip(recovered.iter_mut());
     let present = present.filter_map(|(store, recovered)| Some((store, recovered.as_mut()?)));
@@ -115,7 +118,17 @@ fn judge(stores: &[StoreRef], all: &[Option<Recovered>], recovered: &Recovered) 
     for required in recovered.requires() {
         let at = usize::from(required.store);
         match all.get(at) {
-            Some(Some(other)) if stores[at].has(other, required)? => {}
+            Some(Some(other)) => match stores[at].has(other, required)? {
+                Some(true) => {}
+                Some(false) => return Ok(Verdict::Drop),
+                None => {
+                    let what = format!(
+                        "the last operation of a slice also changed slice {at}, and that was so many mounts ago that nobody knows whether \
+                         slice {at} has its part; run jericho check --repair, which undoes the operation"
+                    );
+                    verdict = Verdict::Unknown(Error::Journal(what.into()));
+                }
+            },
             Some(None) => {
                 if let Err(error) = stores[at].check() {
                     verdict = Verdict::Unknown(error);

@@ -343,3 +343,186 @@ fn batches_of_many_operations_in_two_slices_fit_into_small_journals() {
     }
     mounted.fs.close().unwrap();
 }
+
+/// Fails flushes of the second device for ever, and has a sync find that. The file is too long for the journal, so the device has data
+/// that is not durable.
+fn fail_second(set: &DeviceSet, mounted: &Mounted) {
+    let y = mounted.dir("y");
+    let lost = mounted.create(y, "lost").unwrap();
+    mounted.write(&lost, &pattern(7, 60 * 4096)).unwrap();
+    let mut plan = FaultPlan::fail_nth(Some(Operation::Flush), 1, EIO);
+    plan.faults[0].is_lasting = true;
+    set.devices()[1].set_plan(plan);
+    fails_with(EIO, mounted.fsync(&lost));
+}
+
+#[test]
+fn a_removed_file_with_blocks_in_a_failed_slice_does_not_end_the_commits_of_its_own_slice() {
+    let set = filled();
+    let mounted = try_mount(set.as_devices()).unwrap();
+    let x = mounted.dir("x");
+    let far = mounted.synced(x, "far", 3).unwrap();
+    mounted.fs.move_to(far.ino(), 1).unwrap();
+    fail_second(&set, &mounted);
+    mounted.fs.unlink(x, b"far").unwrap();
+    mounted.fs.close_file(&far);
+    mounted.fs.forget(far.ino(), 1);
+    drop(far);
+    for round in 0..3 {
+        let synced = mounted.synced(x, &format!("new{round}"), round);
+        assert!(synced.is_ok(), "{round}: {:?}", synced.err());
+    }
+}
+
+#[test]
+fn half_of_an_operation_does_not_count_when_the_device_with_it_comes_back_later() {
+    let set = filled();
+    let mounted = try_mount(set.as_devices()).unwrap();
+    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+    mounted.fs.commit().unwrap();
+    mounted.fs.rename(y, b"old", x, b"moved", 0).unwrap();
+    let mut plan = FaultPlan::fail_nth(Some(Operation::Write), 1, EIO);
+    plan.faults[0].is_lasting = true;
+    set.devices()[0].set_plan(plan);
+    fails_with(EIO, mounted.fs.commit());
+    let crashed = set.crash(1);
+    drop(mounted);
+
+    // Before any other mount, the rename has not happened.
+    let at_once = crashed.crash(2);
+    let mounted = try_mount(at_once.as_devices()).unwrap();
+    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+    assert_eq!(mounted.contents(y, "old").unwrap(), pattern(1, BYTES));
+    fails_with(2, mounted.fs.lookup(x, b"moved"));
+    drop(mounted);
+
+    // The second device is missing for one mount, in which the first one takes changes.
+    let devices: Vec<Arc<dyn Device>> =
+        vec![crashed.devices()[0].clone(), absent_device("two", 64 * MIB)];
+    let mounted = try_mount(devices).unwrap();
+    let x = mounted.dir("x");
+    for number in 0..5 {
+        mounted.synced(x, &format!("f{number}"), number).unwrap();
+    }
+    mounted.fs.close().unwrap();
+    drop(mounted);
+
+    let mounted = try_mount(crashed.as_devices()).unwrap();
+    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+    let new = mounted.fs.lookup(x, b"moved").is_ok();
+    let old = mounted.fs.lookup(y, b"old").is_ok();
+    assert!(old || new, "the file has no name any more");
+}
+
+/// Returns a volume with a store in each of three slices, which are on devices of their own, and a durable file in each.
+fn filled_three() -> DeviceSet {
+    let names = ["one", "two", "three"];
+    let set = DeviceSet::new(names.map(|name| SimDevice::new(name, 64 * MIB).without_fua()));
+    let options = FormatOptions {
+        slices: Some(3),
+        has_stores: Some(true),
+        ..FormatOptions::default()
+    };
+    format_devices(&set.as_devices(), &names.map(PathBuf::from), &options).unwrap();
+    let mounted = try_mount(set.as_devices()).unwrap();
+    for (slice, name) in ["x", "y", "z"].iter().enumerate() {
+        let dir = mounted.dir(name);
+        mounted.synced(dir, "old", slice as u64).unwrap();
+        assert_eq!((dir >> 40) as usize, slice, "the inode's slice");
+    }
+    mounted.fs.close().unwrap();
+    drop(mounted);
+    set
+}
+
+#[test]
+fn an_orphan_beside_a_slice_that_waits_for_a_missing_one_does_not_refuse_the_mount() {
+    let set = filled_three();
+    let mounted = try_mount(set.as_devices()).unwrap();
+    let (x, y, z) = (mounted.dir("x"), mounted.dir("y"), mounted.dir("z"));
+    let open = mounted.synced(x, "open", 4).unwrap();
+    mounted.fs.unlink(x, b"open").unwrap();
+    mounted.fs.commit().unwrap();
+    mounted.fs.rename(y, b"old", z, b"moved", 0).unwrap();
+    mounted.fs.commit().unwrap();
+    let crashed = set.crash(1);
+    drop(open);
+    drop(mounted);
+    let mut devices = crashed.as_devices();
+    devices[2] = absent_device("three", 64 * MIB);
+    let mounted = try_mount(devices).unwrap();
+    let x = mounted.dir("x");
+    mounted.synced(x, "new", 3).unwrap();
+}
+
+#[test]
+fn no_file_gets_blocks_of_a_slice_that_waits_for_a_missing_one() {
+    let set = filled_three();
+    let mounted = try_mount(set.as_devices()).unwrap();
+    let (y, z) = (mounted.dir("y"), mounted.dir("z"));
+    mounted.fs.rename(y, b"old", z, b"moved", 0).unwrap();
+    mounted.fs.commit().unwrap();
+    let crashed = set.crash(1);
+    drop(mounted);
+    let mut devices = crashed.as_devices();
+    devices[2] = absent_device("three", 64 * MIB);
+    let mounted = try_mount(devices).unwrap();
+    let x = mounted.dir("x");
+    let space = mounted.fs.statfs().unwrap();
+    // Fills the only slice that takes changes.
+    let mut number = 0;
+    let piece = 64 * 4096;
+    let full = loop {
+        let file = mounted.create(x, &format!("f{number}")).unwrap();
+        match mounted.write(&file, &pattern(number, piece)) {
+            Ok(()) => {}
+            Err(error) => break error,
+        }
+        if let Err(error) = mounted.fsync(&file) {
+            break error;
+        }
+        number += 1;
+        assert!(number * (piece as u64) < 200 * MIB);
+    };
+    assert_eq!(full.errno(), 28, "{full} (free at first: {})", space.free);
+}
+
+#[test]
+fn a_change_of_the_mode_of_a_file_with_data_on_a_failed_device_does_not_end_the_changes_of_its_slice()
+ {
+    let set = filled();
+    let mounted = try_mount(set.as_devices()).unwrap();
+    let x = mounted.dir("x");
+    let far = mounted.synced(x, "far", 3).unwrap();
+    mounted.fs.move_to(far.ino(), 1).unwrap();
+    fail_second(&set, &mounted);
+    let mode = jericho_fs::types::SetAttr {
+        perm: Some(0o600),
+        ..Default::default()
+    };
+    mounted.fs.setattr(far.ino(), mode, CALLER).unwrap();
+    for round in 0..3 {
+        let synced = mounted.synced(x, &format!("new{round}"), round);
+        assert!(synced.is_ok(), "{round}: {:?}", synced.err());
+    }
+}
+
+#[test]
+fn an_orphan_with_blocks_on_a_missing_device_does_not_refuse_the_mount() {
+    let set = filled();
+    let mounted = try_mount(set.as_devices()).unwrap();
+    let x = mounted.dir("x");
+    let far = mounted.synced(x, "far", 3).unwrap();
+    mounted.fs.move_to(far.ino(), 1).unwrap();
+    mounted.fs.unlink(x, b"far").unwrap();
+    mounted.fs.commit().unwrap();
+    mounted.synced(x, "more", 1).unwrap();
+    let crashed = set.crash(1);
+    drop((far, mounted));
+    let devices: Vec<Arc<dyn Device>> =
+        vec![crashed.devices()[0].clone(), absent_device("two", 64 * MIB)];
+    let mounted = try_mount(devices).unwrap();
+    let x = mounted.dir("x");
+    mounted.synced(x, "new", 3).unwrap();
+    mounted.synced(x, "newer", 3).unwrap();
+}

@@ -1,7 +1,9 @@
 //! The two copies of the journal header.
 
 use jericho_format::PAGE_BYTES;
-use jericho_format::journal::{HEADER_COPIES, JournalHeader, JournalHeaderError};
+use jericho_format::journal::{
+    BeginValue, EARLIER_BEGINS, HEADER_COPIES, JournalHeader, JournalHeaderError,
+};
 use jericho_storage::{AlignedBuffer, IoError};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
@@ -80,6 +82,14 @@ pub(crate) fn write(
     header.first_seq = U64::new(begin.seq);
     header.first_block = U32::new(begin.block);
     header.first_crc = U32::new(begin.crc);
+    if let Some(current) = current {
+        let before = &current.header;
+        header.earlier[0] = BeginValue {
+            incarnation: before.incarnation,
+            first_seq: before.first_seq,
+        };
+        header.earlier[1..].copy_from_slice(&before.earlier[..EARLIER_BEGINS - 1]);
+    }
     let mut block = AlignedBuffer::new(PAGE_BYTES as usize);
     block.as_mut_slice().copy_from_slice(&header.encode());
     let copy = current.map_or(0, |current| HEADER_COPIES - 1 - current.copy);

@@ -302,15 +302,24 @@ impl Recovery {
     }
 
     /// Returns whether a batch was durable, and was not dropped by an earlier recovery: the batch whose first segment had this
-    /// number, when the journal had this incarnation. The caller has read all batches.
-    pub fn has_batch(&self, incarnation: u64, seq: u64) -> bool {
-        let begin = Position::begin_of(&self.header.header);
-        match incarnation.cmp(&begin.incarnation) {
-            // The incarnation began after the last batch that counted.
-            Ordering::Less => seq < begin.seq,
-            Ordering::Equal => seq < self.end.seq,
-            Ordering::Greater => false,
+    /// number, when the journal had this incarnation. Returns `None` if that is so long ago that the header does not tell. The caller
+    /// has read all batches.
+    pub fn has_batch(&self, incarnation: u64, seq: u64) -> Option<bool> {
+        let header = &self.header.header;
+        if incarnation >= header.incarnation.get() {
+            return Some(incarnation == header.incarnation.get() && seq < self.end.seq);
         }
+        // The next incarnation began after the last batch that counted.
+        let mut next_begin = header.first_seq.get();
+        for earlier in &header.earlier {
+            match earlier.incarnation.get().cmp(&incarnation) {
+                Ordering::Greater => next_begin = earlier.first_seq.get(),
+                Ordering::Equal => return Some(seq < next_begin),
+                // The journal never had this incarnation.
+                Ordering::Less => return Some(false),
+            }
+        }
+        None
     }
 
     /// Drops the batch that `next_batch` returned last: `end` is before it, and the next incarnation begins there. For a batch that

@@ -21,6 +21,8 @@ pub struct Superblocks {
 
 struct State {
     current: Superblock,
+    /// The greatest sequence that some device may have.
+    sequence: u64,
     /// The copy of each device that counts there; `None` until the first update. An update writes the other one.
     counting: Vec<Option<usize>>,
 }
@@ -102,7 +104,11 @@ impl Superblocks {
         let counting = vec![None; devices.len()];
         Superblocks {
             devices,
-            state: Mutex::new(State { current, counting }),
+            state: Mutex::new(State {
+                sequence: current.head.sequence.get(),
+                current,
+                counting,
+            }),
         }
     }
 
@@ -142,7 +148,8 @@ impl Superblocks {
         let mut state = self.state.lock();
         let mut next = state.current.clone();
         change(&mut next);
-        next.head.sequence += 1;
+        state.sequence += 1;
+        next.head.sequence.set(state.sequence);
         let bytes = next.encode();
         let write = |(device, counting): (&Arc<dyn Device>, &Option<usize>)| {
             write_other(&**device, *counting, &bytes)

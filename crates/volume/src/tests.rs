@@ -529,3 +529,82 @@ fn a_growth_that_is_refused_says_why_and_changes_nothing() {
     let second = Volume::device_id(&files[1]).unwrap();
     assert_eq!(volume.grow(&request(80 << 20, second)).unwrap().len(), 1);
 }
+
+/// A device whose writes fail while a test wants that.
+struct Failing {
+    inner: std::sync::Arc<dyn jericho_storage::Device>,
+    fails: std::sync::Arc<std::sync::atomic::AtomicBool>,
+}
+
+impl jericho_storage::Device for Failing {
+    fn name(&self) -> std::sync::Arc<str> {
+        self.inner.name()
+    }
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+    fn home_node(&self) -> Option<u32> {
+        None
+    }
+    fn read_at(&self, at: u64, buf: &mut [u8]) -> Result<(), jericho_storage::IoError> {
+        self.inner.read_at(at, buf)
+    }
+    fn write_at(&self, at: u64, buf: &[u8]) -> Result<(), jericho_storage::IoError> {
+        match self.fails.load(std::sync::atomic::Ordering::Relaxed) {
+            true => Err(jericho_storage::IoError {
+                operation: "write",
+                device: self.name(),
+                offset_bytes: at,
+                length_bytes: buf.len() as u64,
+                cause: jericho_storage::Cause::Errno(5),
+            }),
+            false => self.inner.write_at(at, buf),
+        }
+    }
+    fn flush(&self) -> Result<(), jericho_storage::IoError> {
+        self.inner.flush()
+    }
+    fn discard(&self, at: u64, bytes: u64) -> Result<(), jericho_storage::IoError> {
+        self.inner.discard(at, bytes)
+    }
+    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+}
+
+#[test]
+fn a_change_that_failed_does_not_count_instead_of_the_next_one() {
+    for earlier in 0..2 {
+        let dir = tempfile::tempdir().unwrap();
+        let files = paths(&dir, &["one", "two"]);
+        make(&files, &of_size(64)).unwrap();
+        let fails = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let open = |path| jericho_storage::open_device(path, Default::default()).unwrap();
+        let second = Failing {
+            inner: open(&files[1]),
+            fails: fails.clone(),
+        };
+        let devices: Vec<std::sync::Arc<dyn jericho_storage::Device>> =
+            vec![open(&files[0]), std::sync::Arc::new(second)];
+        let volume = Volume::open_from_devices(devices, WRITE).unwrap();
+        let superblocks = volume.superblocks();
+        for _ in 0..earlier {
+            superblocks.update(None, |_| {}).unwrap();
+        }
+        // The second device, which the change needs, has failed: nothing has changed. The first one goes on.
+        fails.store(true, std::sync::atomic::Ordering::Relaxed);
+        let created_s = |seconds: u64| move |s: &mut Superblock| s.head.created_s.set(seconds);
+        superblocks.update(Some(1), created_s(6)).unwrap_err();
+        superblocks.update(Some(0), created_s(7)).unwrap();
+        drop(volume);
+        let volume = Volume::open(&files[0], WRITE).unwrap();
+        assert_eq!(
+            volume.superblocks().with(|s| s.head.created_s.get()),
+            7,
+            "after {earlier} earlier changes"
+        );
+    }
+}

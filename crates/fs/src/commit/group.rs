@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::MutexGuard;
 
-use super::Cut;
+use super::{Cut, Waiter};
 use crate::core::Core;
 use crate::errno::ENOSPC;
 use crate::error::{Error, Result};
@@ -26,6 +26,8 @@ pub(super) struct Group<'a> {
     pub cuts: Vec<(ShardId, MutexGuard<'a, Cut>)>,
     /// Further shards whose data must be durable, because waiters need it.
     pub data: ShardSet,
+    /// Waiters that no batch can serve, each with the reason.
+    pub refused: Vec<(Waiter, Error)>,
 }
 
 impl Drop for Group<'_> {
@@ -47,7 +49,22 @@ impl<'a> Group<'a> {
             set,
             cuts,
             data: ShardSet::default(),
+            refused: Vec::new(),
         }
+    }
+
+    /// Makes the data durable that waiters need besides the batches. Takes out the waiters whose data is on a device that fails.
+    pub fn flush_for(&mut self, waiters: &mut Vec<Waiter>) {
+        let Err(error) = flush(self.core, self.data) else {
+            return;
+        };
+        let is_lost = |waiter: &mut Waiter| {
+            let mut shards = self.core.shards.of_set(waiter.data);
+            shards.any(|shard| shard.commits.failure().is_err())
+        };
+        let lost = waiters.extract_if(.., is_lost);
+        self.refused
+            .extend(lost.map(|waiter| (waiter, error.clone())));
     }
 
     /// Makes the sealed batches durable, after the data that they describe. After an error nothing of them is durable; they stay sealed
@@ -55,9 +72,12 @@ impl<'a> Group<'a> {
     pub fn commit(&mut self) -> Result<()> {
         let core = self.core;
         let mut shards = core.shards.of_set(self.set);
-        shards.try_for_each(|shard| shard.commits.failure())?;
+        if let Err(error) = shards.try_for_each(|shard| shard.commits.failure()) {
+            // The other batches are linked to the one that cannot become durable.
+            core.end_changes(self.set, &error);
+            return Err(error);
+        }
         let mut data = self.set;
-        data.extend(self.data);
         self.cuts.iter().for_each(|(_, cut)| data.extend(cut.data));
         if let Err(error) = flush(core, data) {
             // The batches may describe data that is lost.

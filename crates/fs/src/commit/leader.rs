@@ -107,8 +107,15 @@ pub(super) struct Round<'a> {
 impl Round<'_> {
     /// Makes durable what the waiters wait for, and calls them. `shard` is the one that is led.
     pub fn run(mut self, core: &Core, shard: ShardId) {
+        let mut refused = Vec::new();
         let result = match self.commit {
-            true => seal(core, shard, &mut self.waiters).commit(),
+            true => {
+                let mut group = seal(core, shard, &mut self.waiters);
+                group.flush_for(&mut self.waiters);
+                let result = group.commit();
+                refused = std::mem::take(&mut group.refused);
+                result
+            }
             false => {
                 let mut data = ShardSet::one(shard);
                 self.waiters
@@ -125,6 +132,9 @@ impl Round<'_> {
         };
         drop(self);
         drop(answers);
+        for (waiter, error) in refused {
+            (waiter.done)(Err(error));
+        }
     }
 }
 

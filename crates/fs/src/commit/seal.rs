@@ -15,6 +15,7 @@ use super::group::Group;
 use super::{Batch, Commits, Cut, Waiter};
 use crate::core::Core;
 use crate::data::extents::Map;
+use crate::error::Error;
 use crate::inode::{File, Inode};
 use crate::shard::{ShardId, ShardSet};
 use crate::store::Change;
@@ -35,6 +36,7 @@ pub(super) fn seal<'a>(core: &'a Core, first: ShardId, waiters: &mut Vec<Waiter>
             for held in &held {
                 held.wait_for_next(core);
             }
+            group.refused = refuse(core, &held, waiters);
             postpone(of_first, &held, waiters);
             let data = &mut group.data;
             waiters.iter().for_each(|waiter| data.extend(waiter.data));
@@ -72,11 +74,20 @@ struct Held {
     strays: ShardSet,
     /// The batch was to remove the inode.
     is_dead: bool,
+    /// The failure that ended the changes of a shard that the batch needs. No batch can have the inode's changes.
+    lost: Option<Error>,
 }
 
 impl Held {
     /// Puts the inode into the next batch.
     fn wait_for_next(&self, core: &Core) {
+        if self.lost.is_some() {
+            if self.is_dead {
+                // It stays an orphan, and a later mount removes it.
+                core.leaving.remove(&[self.inode.ino]);
+            }
+            return;
+        }
         let commits = core.commits_of(self.inode.ino);
         if self.strays != ShardSet::default() {
             commits.link(self.strays);
@@ -139,7 +150,8 @@ impl<'s, 'a> Sealing<'s, 'a> {
         commits.seq.store(cut.seq + 1, Ordering::Release);
         cut.changes.append(&mut batch.changes);
         cut.xattrs.append(&mut batch.xattrs);
-        cut.links.extend(batch.links);
+        // Also those that only another batch names: if there is no room for the group, the batches stay together.
+        cut.links.extend(self.group.set);
         batch
     }
 
@@ -153,6 +165,12 @@ impl<'s, 'a> Sealing<'s, 'a> {
         shards
             .filter(|shard| !self.group.set.contains(*shard))
             .collect()
+    }
+
+    /// Returns why the batch cannot have changes that need these shards: the changes of one have ended.
+    fn failure_of(&self, set: ShardSet) -> Option<Error> {
+        let mut shards = self.core.shards.of_set(set);
+        shards.find_map(|shard| shard.commits.failure().err())
     }
 
     fn cut(&mut self, at: usize) -> &mut Cut {
@@ -185,7 +203,8 @@ impl<'s, 'a> Sealing<'s, 'a> {
     }
 
     /// Writes an inode's state into the batch of its shard. If a truncation is in progress, the batch keeps the committed size and
-    /// extents, and also if the extents change blocks of a shard outside of the group. The inode then waits for the next batch.
+    /// extents, and also if the extents change blocks of a shard outside of the group. The inode then waits for the next batch. If that
+    /// shard has failed, no batch gets the size and the extents.
     fn snapshot(&mut self, at: usize, inode: Arc<Inode>) {
         let (seq, from) = (self.cut(at).seq, self.cut(at).changes.len());
         // Before `dirty` is cleared: a sync that finds the inode clean must find that this batch, which is not durable, has it.
@@ -202,6 +221,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
         };
         let mut size = meta.rec.size;
         let mut strays = ShardSet::default();
+        let mut lost = None;
         let mut is_held = false;
         if let Some(file) = &file {
             if meta.dead {
@@ -216,12 +236,19 @@ impl<'s, 'a> Sealing<'s, 'a> {
                 file.synced_size.fetch_max(size, Ordering::AcqRel);
                 // After the size: a page that is clean by then has its extent in the map.
                 let mut map = file.map.write();
-                strays = self.differences(at, &inode, &mut map);
-                self.cut(at).data.extend(map.shards());
+                // Otherwise the batch describes no data.
+                if map.has_changes() || size != meta.committed_size || !meta.stored {
+                    let data = map.shards();
+                    lost = self.failure_of(data);
+                    if lost.is_none() {
+                        strays = self.differences(at, &inode, &mut map);
+                        self.cut(at).data.extend(data);
+                    }
+                }
                 drop(map);
-                if strays != ShardSet::default() {
+                is_held = lost.is_some() || strays != ShardSet::default();
+                if is_held {
                     size = meta.committed_size;
-                    is_held = true;
                 }
             }
             meta.rec.blocks = file.map.read().stored_blocks();
@@ -245,6 +272,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
                 inode,
                 strays,
                 is_dead: false,
+                lost,
             });
         }
     }
@@ -276,6 +304,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
                 inode,
                 strays,
                 is_dead: true,
+                lost: self.failure_of(strays),
             });
         }
         if let Some(map) = &mut map {
@@ -299,6 +328,23 @@ impl<'s, 'a> Sealing<'s, 'a> {
         drop(meta);
         self.route(at, from);
     }
+}
+
+/// Takes out the waiters whose files no batch can have, or whose data is on a device that has failed. Returns them with the reason.
+fn refuse(core: &Core, held: &[Held], waiters: &mut Vec<Waiter>) -> Vec<(Waiter, Error)> {
+    let mut refused = Vec::new();
+    for waiter in std::mem::take(waiters) {
+        let is = |inode: &Arc<Inode>| held.iter().find(|held| Arc::ptr_eq(&held.inode, inode));
+        let lost = waiter.inode.as_ref().and_then(is);
+        let lost = lost.and_then(|held| held.lost.clone());
+        let mut data = core.shards.of_set(waiter.data);
+        let failure = || data.find_map(|shard| shard.commits.failure().err());
+        match lost.or_else(failure) {
+            Some(error) => refused.push((waiter, error)),
+            None => waiters.push(waiter),
+        }
+    }
+    refused
 }
 
 /// Takes out the waiters for whom this batch is not enough, because it left their files as they were.

@@ -147,13 +147,20 @@ impl Store {
         })
     }
 
-    /// Returns whether a batch of this store that another one requires is there. No last batch has been dropped yet.
-    pub(crate) fn has(&self, recovered: &Recovered, required: &Requirement) -> Result<bool> {
+    /// Returns whether a batch of this store that another one requires is there. Returns `None` if nobody knows. No last batch has been
+    /// dropped yet.
+    pub(crate) fn has(
+        &self,
+        recovered: &Recovered,
+        required: &Requirement,
+    ) -> Result<Option<bool>> {
         if required.incarnation == IN_REDB {
-            return Ok(self.linked()? >= required.seq);
+            return Ok(Some(self.linked()? >= required.seq));
         }
-        let has = |r: &Recovery| r.has_batch(required.incarnation, required.seq);
-        Ok(recovered.recovery.as_ref().is_some_and(has))
+        Ok(match &recovered.recovery {
+            Some(recovery) => recovery.has_batch(required.incarnation, required.seq),
+            None => Some(false),
+        })
     }
 
     /// Puts a batch of the journal into memory, as `recover` does.

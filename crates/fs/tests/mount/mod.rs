@@ -262,7 +262,7 @@ pub fn start_slices(volume: &Volume, dirty_age: Duration) -> Vec<Arc<Slice>> {
         };
         Slice::start(&config, volume.devices()).unwrap()
     };
-    (0..SLICES).map(start).collect()
+    (0..volume.slices().len() as u16).map(start).collect()
 }
 
 pub fn commit(fs: &Fs) {

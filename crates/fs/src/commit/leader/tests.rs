@@ -242,3 +242,173 @@ fn a_close_beside_a_leader_waits_for_it_and_answers_those_that_come_later() {
         });
     });
 }
+
+/// Two shards, on devices of their own.
+mod two_shards {
+    use std::path::PathBuf;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use jericho_sim::{DeviceSet, SimDevice};
+    use jericho_volume::{FormatOptions, OpenMode, Volume};
+
+    use super::CALLER;
+    use crate::check::{CheckOptions, check_devices};
+    use crate::errno::ENOSPC;
+    use crate::error::Result;
+    use crate::format::format_devices;
+    use crate::fs::Fs;
+    use crate::store::region::Region;
+    use crate::store::{Change, Supply};
+    use crate::types::{FsOptions, Ino, Kind, ROOT, SetAttr};
+
+    fn formatted() -> DeviceSet {
+        let names = ["one", "two"];
+        let set = DeviceSet::new(names.map(|name| SimDevice::new(name, 64 << 20)));
+        let options = FormatOptions {
+            slices: Some(2),
+            has_stores: Some(true),
+            ..FormatOptions::default()
+        };
+        format_devices(&set.as_devices(), &names.map(PathBuf::from), &options).unwrap();
+        set
+    }
+
+    fn mount(set: &DeviceSet) -> Arc<Fs> {
+        let volume = Volume::open_from_devices(set.as_devices(), OpenMode::WRITE).unwrap();
+        let options = FsOptions {
+            store_cache_bytes: 64 << 20,
+            read_only: false,
+            inode_cache: 50,
+            commit_interval_ms: 3_600_000,
+        };
+        Fs::open(Arc::new(volume), Vec::new(), options).unwrap()
+    }
+
+    fn dir(fs: &Fs, name: &[u8], slice: u64) -> Ino {
+        let ino = fs.mkdir(ROOT, name, 0o755, CALLER).unwrap().ino;
+        assert_eq!(ino >> 40, slice);
+        ino
+    }
+
+    /// A store without room.
+    struct Full(Arc<AtomicBool>);
+
+    impl Supply for Full {
+        fn before_commit(&self, _: &[Change]) -> Result<()> {
+            match self.0.load(Ordering::Relaxed) {
+                true => Err(ENOSPC),
+                false => Ok(()),
+            }
+        }
+        fn has_enough(&self, _: &Region, _: u64, _: u64) -> bool {
+            true
+        }
+        fn refill(&self, _: &Region, _: u64) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_shard_does_not_commit_alone_what_another_shard_without_room_has_given_it() {
+        let set = formatted();
+        let fs = mount(&set);
+        let core = &fs.core;
+        let x = dir(&fs, b"x", 0);
+        let ino = fs.mknod(x, b"f", Kind::File, 0o644, 0, CALLER).unwrap().ino;
+        let file = fs.open_file(ino).unwrap();
+        fs.move_to(ino, 1).unwrap();
+        fs.fallocate(&file, 0, 0, 1 << 20).unwrap();
+        fs.commit().unwrap();
+        assert_eq!(fs.blocks_by_slice(ino).unwrap(), [(1, 256)]);
+        let is_full = Arc::new(AtomicBool::new(true));
+        let mut shards = core.shards.map().all().iter();
+        let (first, second) = (shards.next().unwrap(), shards.next().unwrap());
+        let store = &core.shards.get(first).store;
+        store.set_supply(Arc::new(Full(is_full)));
+        let empty = SetAttr {
+            size: Some(0),
+            ..SetAttr::default()
+        };
+        fs.setattr(ino, empty, CALLER).unwrap();
+        assert!(fs.core.commit_shard_now(first).is_err());
+        // The second shard has the change of the bitmap, and not the extents.
+        let _ = fs.core.commit_shard_now(second);
+        let cut = set.crash(1);
+        let options = CheckOptions {
+            repair: false,
+            force: false,
+        };
+        let report = check_devices(cut.as_devices(), options).unwrap();
+        assert!(report.is_sound(), "{:#?}", report.findings);
+    }
+
+    #[test]
+    fn removals_make_room_when_two_shards_of_one_operation_are_full() {
+        let set = formatted();
+        let fs = mount(&set);
+        let dirs = [dir(&fs, b"x", 0), dir(&fs, b"y", 1)];
+        // Files take all blocks.
+        let mut large = vec![];
+        for (number, bytes) in [64 << 20, 16 << 20, 4 << 20, 1 << 20, 1 << 16, 4096]
+            .into_iter()
+            .enumerate()
+        {
+            for of in 0..40 {
+                let name = format!("large{number}-{of}");
+                let ino = fs.mknod(dirs[of % 2], name.as_bytes(), Kind::File, 0o644, 0, CALLER);
+                let Ok(attr) = ino else { break };
+                let file = fs.open_file(attr.ino).unwrap();
+                let filled = fs.fallocate(&file, 0, 0, bytes);
+                large.push((dirs[of % 2], name, attr.ino, file));
+                if filled.is_err() {
+                    break;
+                }
+            }
+        }
+        fs.commit().unwrap();
+        let mut made = vec![];
+        for (at, dir) in dirs.into_iter().enumerate() {
+            for number in 0.. {
+                assert!(number < 1_000_000);
+                let name = format!(
+                    "a file with a rather long name so that the region is full soon {number:0>100}"
+                );
+                let attr = fs.mknod(dir, name.as_bytes(), Kind::File, 0o644, 0, CALLER);
+                match attr {
+                    Ok(attr) => {
+                        fs.forget(attr.ino, 1);
+                        made.push((at, name));
+                    }
+                    Err(error) => {
+                        assert_eq!(error.errno(), 28);
+                        break;
+                    }
+                }
+                if number % 500 == 0 && fs.commit().is_err() {
+                    break;
+                }
+            }
+            fs.commit().unwrap();
+        }
+        // An operation in both.
+        let (_, name) = &made[0];
+        let renamed = fs.rename(dirs[0], name.as_bytes(), dirs[1], b"moved", 0);
+        println!("rename: {renamed:?}, commit: {:?}", fs.commit());
+        for (at, name) in &made[1..] {
+            fs.unlink(dirs[*at], name.as_bytes()).unwrap();
+        }
+        println!("removed small files: {:?}", fs.commit());
+        for (dir, name, ino, file) in large {
+            fs.unlink(dir, name.as_bytes()).unwrap();
+            fs.close_file(&file);
+            fs.forget(ino, 1);
+        }
+        let mut result = Ok(());
+        for _ in 0..5 {
+            result = fs.commit();
+            println!("removed all: {result:?}");
+        }
+        result.unwrap();
+    }
+}
