@@ -4,7 +4,8 @@ mod mount;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use jericho_cache::Slice;
@@ -525,4 +526,73 @@ fn an_orphan_with_blocks_on_a_missing_device_does_not_refuse_the_mount() {
     let x = mounted.dir("x");
     mounted.synced(x, "new", 3).unwrap();
     mounted.synced(x, "newer", 3).unwrap();
+}
+
+
+/// Overwrites a page of a file and syncs it, and again as soon as that is durable, `left` times in all. Sends for each sync whether the
+/// device of the file was flushed between the write and the answer.
+fn sync_again(
+    mounted: Arc<Mounted>,
+    device: Arc<SimDevice>,
+    file: Arc<File>,
+    left: usize,
+    answers: Sender<bool>,
+) {
+    mounted.write(&file, &pattern(left as u64, 100)).unwrap();
+    let flushes = device.operations(Some(Operation::Flush));
+    let fs = mounted.fs.clone();
+    let synced = file.clone();
+    let done = Box::new(move |result: Result<()>| {
+        result.unwrap();
+        let is_flushed = device.operations(Some(Operation::Flush)) > flushes;
+        answers.send(is_flushed).unwrap();
+        if left > 1 {
+            sync_again(mounted, device, file, left - 1, answers);
+        }
+    });
+    fs.fsync_blocking(&synced, true, done);
+}
+
+#[test]
+fn a_sync_that_another_thread_hands_to_the_committer_is_flushed_on_its_own_device() {
+    let set = formatted();
+    let mounted = Arc::new(try_mount(set.as_devices()).unwrap());
+    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+    // Its inode is in the first slice, its pages would go to the second one, and it has none.
+    let empty = mounted.create(x, "empty").unwrap();
+    mounted.fs.move_to(empty.ino(), 1).unwrap();
+    assert_eq!((empty.ino() >> 40, empty.layout().home()), (0, 1));
+    let (near, far) = (mounted.synced(x, "near", 1), mounted.synced(y, "far", 2));
+    let (near, far) = (near.unwrap(), far.unwrap());
+    assert_eq!((near.layout().home(), far.layout().home()), (0, 1));
+    mounted.fs.checkpoint().unwrap();
+    mounted.fs.commit().unwrap();
+
+    // The first device has data that is not durable, so the sync of the empty file flushes it. Another thread syncs meanwhile.
+    mounted.write(&near, &pattern(4, 100)).unwrap();
+    let (sender, receiver) = channel();
+    let written = Box::new(move |result| sender.send(result).unwrap());
+    mounted.slices[0].sync(&near.object(), 0..1, written);
+    receiver.recv().unwrap().unwrap();
+    let (answers, answered) = channel();
+    let has_begun = AtomicBool::new(false);
+    let (of_far, again) = (set.devices()[1].clone(), mounted.clone());
+    set.devices()[0].set_before(move |operation| {
+        if operation == Operation::Flush && !has_begun.swap(true, Ordering::SeqCst) {
+            let (mounted, device) = (again.clone(), of_far.clone());
+            sync_again(mounted, device, far.clone(), 40, answers.clone());
+        }
+    });
+    let (sender, receiver) = channel();
+    let done = Box::new(move |result| sender.send(result).unwrap());
+    mounted.fs.fsync_blocking(&empty, true, done);
+    receiver.recv().unwrap().unwrap();
+    for round in 0..40 {
+        assert!(
+            answered.recv().unwrap(),
+            "sync {round} returned without a flush"
+        );
+    }
+    set.devices()[0].set_before(|_| {});
+    mounted.fs.close().unwrap();
 }

@@ -251,6 +251,80 @@ fn a_listing_in_progress_shows_each_entry_that_is_not_removed_meanwhile() {
     }
 }
 
+/// Reads the next entries of a directory, as one getdents64(2) with a buffer of `bytes`. Returns their names.
+fn next_names(dir: &File, bytes: usize) -> Vec<String> {
+    let mut buffer = Vec::with_capacity(bytes);
+    let mut entries = rustix::fs::RawDir::new(dir, buffer.spare_capacity_mut());
+    let mut names = Vec::new();
+    while let Some(entry) = entries.next() {
+        let name = entry.unwrap().file_name().to_str().unwrap().to_owned();
+        if name != "." && name != ".." {
+            names.push(name);
+        }
+        if entries.is_buffer_empty() {
+            break;
+        }
+    }
+    names
+}
+
+/// Reads the rest of a directory.
+fn names_to_the_end(dir: &File) -> Vec<String> {
+    let mut names = Vec::new();
+    loop {
+        let next = next_names(dir, 32 << 10);
+        if next.is_empty() {
+            return names;
+        }
+        names.extend(next);
+    }
+}
+
+#[test]
+fn a_listing_shows_what_was_changed_before_it_began_whatever_other_listings_are_in_progress() {
+    let v = Volume::mounted();
+    let dir = v.at("dir");
+    fs::create_dir(&dir).unwrap();
+    let make = |name: &str| fs::write(dir.join(name), b"").unwrap();
+    (0..300).for_each(|n| make(&format!("old{n}")));
+    for round in 0..20 {
+        make(&format!("round{round}"));
+        // Ends only after the changes, so it may show the directory as it was before them.
+        let early = File::open(&dir).unwrap();
+        assert!(!next_names(&early, 8 << 10).is_empty());
+        (0..20).for_each(|n| make(&format!("new{round}.{n}")));
+        (0..5).for_each(|n| fs::remove_file(dir.join(format!("old{}", round * 5 + n))).unwrap());
+
+        let late = File::open(&dir).unwrap();
+        let mut seen = next_names(&late, 256);
+        names_to_the_end(&early);
+        seen.extend(names_to_the_end(&late));
+        seen.sort_unstable();
+        assert_eq!(seen, listed(&dir), "round {round}");
+    }
+}
+
+#[test]
+fn a_listing_goes_on_after_its_last_entry_was_removed_and_others_have_listed_the_directory() {
+    let v = Volume::mounted();
+    // With 126 names of this length the kernel's copy of the listing ends at the end of a page.
+    for count in 120..136 {
+        let dir = v.at(&format!("dir{count}"));
+        fs::create_dir(&dir).unwrap();
+        (0..count).for_each(|n| fs::write(dir.join(format!("{n:03}")), b"").unwrap());
+        let open = File::open(&dir).unwrap();
+        let mut seen = next_names(&open, 512);
+        let last = seen.pop().unwrap();
+        fs::remove_file(dir.join(last)).unwrap();
+        for _ in 0..3 {
+            assert_eq!(listed(&dir).len(), count - 1);
+        }
+        seen.extend(names_to_the_end(&open));
+        seen.sort_unstable();
+        assert_eq!(seen, listed(&dir), "{count}");
+    }
+}
+
 fn many_entries(count: usize) {
     let v = Volume::of_size(if count > 100_000 { "2G" } else { "256M" });
     v.mount();

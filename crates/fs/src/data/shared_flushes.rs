@@ -480,6 +480,37 @@ mod tests {
     }
 
     #[test]
+    fn a_gathering_does_not_wait_for_the_flush_of_another_device() {
+        let bed = Bed::new(&["slow", "fast"]);
+        let (begun, go) = bed.sims[0].block_next(Operation::Flush);
+        let (tx, rx) = channel();
+        let coming = bed.shared.begin(&bed.data, 1, &|_| panic!("handed over"));
+        assert!(bed.data.note_write(1).is_some());
+        (bed.shared).flush(&bed.data, vec![1], None, told(&tx), &|_| {
+            panic!("handed over")
+        });
+        assert!(rx.try_recv().is_err(), "it waits for the other caller");
+        let (own, of_own) = channel();
+        let answered = std::thread::scope(|scope| {
+            let answered = scope.spawn(move || {
+                begun.recv().unwrap();
+                let answered = rx.try_recv();
+                drop(go);
+                (answered, rx)
+            });
+            assert!(bed.data.note_write(0).is_some());
+            assert!(bed.data.note_write(1).is_some());
+            let (coming, done) = (Some(coming), told(&own));
+            (bed.shared).flush(&bed.data, bed.devices(), coming, done, &|_| {
+                panic!("handed over")
+            });
+            answered.join().unwrap()
+        });
+        assert!(answered.0.is_ok(), "the fast device waits for the slow one");
+        assert!(of_own.try_recv().unwrap().0.is_ok());
+    }
+
+    #[test]
     fn a_thread_that_has_flushed_leaves_the_next_flush_to_a_caller_that_writes() {
         let bed = Bed::new(&["sim"]);
         let (begun, go) = bed.sims[0].block_next(Operation::Flush);
