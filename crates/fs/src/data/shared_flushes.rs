@@ -167,6 +167,12 @@ impl SharedFlushes {
     ) {
         let mut needed = devices;
         needed.retain(|device| data.needs_flush(*device));
+        // Callbacks of the caller's device do not wait for flushes of the others.
+        let own = coming.as_ref().map(|coming| coming.device);
+        match needed.iter().position(|device| Some(*device) == own) {
+            Some(at) => needed.swap(0, at),
+            None => drop(coming.take()),
+        }
         let mut leave = |device: u16, done| {
             if let Some(coming) = coming.take_if(|coming| coming.device == device) {
                 return coming.come(done);

@@ -25,7 +25,7 @@ use crate::inode::Inode;
 use crate::shard::{ShardId, ShardSet};
 use crate::table::Table;
 use crate::types::Done;
-use crate::types::Ino;
+use crate::types::{Ino, SliceId};
 
 impl Fs {
     /// Writes the file's data back, flushes it and commits its metadata, as fsync and fdatasync do. With `datasync` commits
@@ -119,8 +119,12 @@ impl Fs {
         if caller == Caller::MayBlock {
             let _fails = FailsOnPanic(core);
             let commits = sync.commits();
-            let hand_over = |done| flush_by_committer(core, file, done);
-            let device = core.device_of(file).filter(|_| !commits);
+            let mut data = core.shards_of(file);
+            // Callbacks of other files wait for the flush of this device, also if this file has no data there.
+            let home = file.layout().home();
+            data.insert(core.shards.map().of_slice(home));
+            let hand_over = |done| flush_by_committer(core, file.ino(), data, done);
+            let device = core.device_of(home).filter(|_| !commits);
             let coming = device.map(|device| {
                 let shared = &core.shared_flushes;
                 shared.begin(&core.flushes, device, &hand_over)
@@ -249,26 +253,27 @@ fn flush(core: &Arc<Core>, file: &Arc<File>, coming: Option<Coming<'_>>, done: D
         }
         done(of_volume.commits_of(ino).failure().and(flushed));
     };
-    let hand_over = |done| flush_by_committer(core, file, done);
-    let devices = core.devices_of(core.shards_of(file));
+    let data = core.shards_of(file);
+    let hand_over = |done| flush_by_committer(core, ino, data, done);
+    let devices = core.devices_of(data);
     let (shared, done) = (&core.shared_flushes, Box::new(flushed));
     shared.flush(&core.flushes, devices, coming, done, &hand_over);
 }
 
-/// Has the committer flush the devices that have data of a file.
-fn flush_by_committer(core: &Core, file: &File, done: Done) {
-    core.commits_of(file.ino()).enqueue(Waiter {
+/// Has the committer of an inode's shard flush the devices of these shards.
+fn flush_by_committer(core: &Core, ino: Ino, data: ShardSet, done: Done) {
+    core.commits_of(ino).enqueue(Waiter {
         inode: None,
         commit: false,
-        data: core.shards_of(file),
+        data,
         done,
     });
 }
 
 impl Core {
-    /// Returns the device to which new contents of a file go. Returns `None` if there are several.
-    fn device_of(&self, file: &File) -> Option<u16> {
-        let slice = &self.volume.slices()[usize::from(file.layout().home())];
+    /// Returns the device to which new contents of files in a slice go. Returns `None` if there are several.
+    fn device_of(&self, home: SliceId) -> Option<u16> {
+        let slice = &self.volume.slices()[usize::from(home)];
         let mut devices = slice.regions().iter().map(|region| region.device);
         let first = devices.next();
         first.filter(|first| devices.all(|device| device == *first))
