@@ -596,3 +596,34 @@ fn a_sync_that_another_thread_hands_to_the_committer_is_flushed_on_its_own_devic
     set.devices()[0].set_before(|_| {});
     mounted.fs.close().unwrap();
 }
+
+#[test]
+fn replacing_by_rename_leaves_the_old_or_the_new_contents_also_of_a_file_that_was_moved() {
+    let set = filled();
+    let mounted = try_mount(set.as_devices()).unwrap();
+    let x = mounted.dir("x");
+    let file = mounted.create(x, "new").unwrap();
+    mounted.fs.move_to(file.ino(), 1).unwrap();
+    mounted.write(&file, &pattern(8, BYTES)).unwrap();
+    mounted.fs.rename(x, b"new", x, b"old", 0).unwrap();
+    // Commits the first slice's batch for another file.
+    mounted.synced(x, "other", 9).unwrap();
+    let early = set.crash(1);
+    let (sender, receiver) = channel();
+    let done = Box::new(move |result| sender.send(result).unwrap());
+    mounted.fs.fsync_dir_blocking(x, done);
+    receiver.recv().unwrap().unwrap();
+    let late = set.crash(1);
+    drop(mounted);
+    let mut found = vec![];
+    for crashed in [early, late] {
+        assert_sound(&crashed);
+        let mounted = try_mount(crashed.as_devices()).unwrap();
+        let x = mounted.dir("x");
+        let contents = mounted.contents(x, "old").unwrap();
+        let is_whole = contents == pattern(0, BYTES) || contents == pattern(8, BYTES);
+        found.push((is_whole, contents.len()));
+    }
+    // After a sync of another file, and after one of the directory.
+    assert!(found.iter().all(|(is_whole, _)| *is_whole), "{found:?}");
+}
