@@ -35,6 +35,14 @@ impl Gates<'_> {
         self.cover_shard(self.core.shards.map().of_slice(slice))
     }
 
+    /// Returns whether the batches of all these shards become durable together with the operation. If not, it must end without a change.
+    #[must_use]
+    pub fn cover_shards(&self, shards: ShardSet) -> bool {
+        shards
+            .iter()
+            .fold(true, |all, shard| self.cover_shard(shard) && all)
+    }
+
     fn cover_shard(&self, shard: ShardId) -> bool {
         let is_held = self.held.contains(shard);
         if !is_held {

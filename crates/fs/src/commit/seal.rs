@@ -91,6 +91,9 @@ impl Held {
         let commits = core.commits_of(self.inode.ino);
         if self.strays != ShardSet::default() {
             commits.link(self.strays);
+            // A sync of a directory commits them. No thread seals the next batch while the cut is locked.
+            let shard = core.shards.map().of_ino(self.inode.ino);
+            (core.shared_flushes.operations).note(shard, commits.seq());
         }
         match self.is_dead {
             true => commits.push_dead(self.inode.clone()),

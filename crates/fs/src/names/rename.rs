@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::gates::Gates;
 use crate::inode::{Inode, Meta};
+use crate::shard::ShardSet;
 use crate::times::now_ns;
 use crate::types::{Ino, Kind, ROOT};
 
@@ -262,7 +263,20 @@ impl Core {
         // could leave two directories within one another.
         let moves_directory = crosses && inodes().any(|(_, kind)| kind == Kind::Directory);
         let tree_is_covered = !moves_directory || gates.cover(ROOT);
-        inodes().fold(tree_is_covered, |all, (ino, _)| gates.cover(ino) && all)
+        // The extents of a file that replaces another one become durable with the name. Otherwise the name could denote an empty file.
+        let files = inodes().filter(|_| other.is_some());
+        let contents_are_covered = files.fold(true, |all, (ino, _)| {
+            gates.cover_shards(self.shards_in_memory(ino)) && all
+        });
+        let is_covered = tree_is_covered && contents_are_covered;
+        inodes().fold(is_covered, |all, (ino, _)| gates.cover(ino) && all)
+    }
+
+    /// Returns the shards with blocks of a file that is in memory.
+    fn shards_in_memory(&self, ino: Ino) -> ShardSet {
+        let inode = self.table.get(ino);
+        let file = inode.and_then(|inode| inode.file.lock().clone());
+        file.map_or(ShardSet::default(), |file| self.shards_of(&file))
     }
 
     fn replace(
