@@ -528,7 +528,6 @@ fn an_orphan_with_blocks_on_a_missing_device_does_not_refuse_the_mount() {
     mounted.synced(x, "newer", 3).unwrap();
 }
 
-
 /// Overwrites a page of a file and syncs it, and again as soon as that is durable, `left` times in all. Sends for each sync whether the
 /// device of the file was flushed between the write and the answer.
 fn sync_again(
