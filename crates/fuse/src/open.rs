@@ -167,6 +167,8 @@ mod tests {
 
     /// Requests to create `name`. Returns the errno of the answer.
     fn create(filesystem: &Jericho, name: &[u8], flags: i32) -> i32 {
+        let (mut near, far) = UnixStream::pair().unwrap();
+        let channel = Arc::new(far.into());
         let header = InHeader::new_zeroed();
         let args = CreateIn {
             flags: (libc::O_WRONLY | libc::O_CREAT | flags) as u32,
@@ -174,28 +176,11 @@ mod tests {
             umask: 0,
             open_flags: 0,
         };
-        errno_of(|reply| filesystem.create(&header, ROOT, &args, name, reply))
-    }
-
-    /// Returns the errno of an answer.
-    fn errno_of(request: impl FnOnce(Reply)) -> i32 {
-        let (mut near, far) = UnixStream::pair().unwrap();
-        let channel = Arc::new(far.into());
-        request(Reply::Device(DeviceReply::new(&channel, 1)));
+        let reply = Reply::Device(DeviceReply::new(&channel, 1));
+        filesystem.create(&header, ROOT, &args, name, reply);
         let mut answer = [0; 16];
         near.read_exact(&mut answer).unwrap();
         -i32::from_ne_bytes([answer[4], answer[5], answer[6], answer[7]])
-    }
-
-    #[test]
-    fn only_a_kernel_that_can_do_without_is_told_that_directories_need_no_open() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut filesystem = filesystem(&dir.path().join("volume"));
-        assert_eq!(errno_of(|reply| filesystem.opendir(reply)), libc::ENOSYS);
-        // Before Linux 5.1 the program would get this error.
-        filesystem.agreed = Agreed::default();
-        assert_eq!(errno_of(|reply| filesystem.opendir(reply)), 0);
-        filesystem.mounted.close().unwrap();
     }
 
     #[test]

@@ -66,7 +66,6 @@ mod flag {
     pub(super) const POSIX_ACL: u64 = 1 << 20;
     pub(super) const MAX_PAGES: u64 = 1 << 22;
     pub(super) const CACHE_SYMLINKS: u64 = 1 << 23;
-    pub(super) const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
     pub(super) const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub(super) const SETXATTR_EXT: u64 = 1 << 29;
     pub(super) const INIT_EXT: u64 = 1 << 30;
@@ -90,7 +89,6 @@ const WANTED: u64 = flag::ASYNC_READ
     | flag::POSIX_ACL
     | flag::MAX_PAGES
     | flag::CACHE_SYMLINKS
-    | flag::NO_OPENDIR_SUPPORT
     | flag::HANDLE_KILLPRIV_V2
     | flag::SETXATTR_EXT
     | flag::INIT_EXT
@@ -121,11 +119,6 @@ impl Agreed {
     /// Returns whether SETXATTR carries its flags.
     pub(crate) fn long_setxattr(&self) -> bool {
         self.flags & flag::SETXATTR_EXT != 0
-    }
-
-    /// Returns whether the kernel opens directories by itself once OPENDIR was answered with ENOSYS (Linux 5.1).
-    pub(crate) fn no_opendir(&self) -> bool {
-        self.flags & flag::NO_OPENDIR_SUPPORT != 0
     }
 
     /// Returns an agreement on all features, for tests and fuzzers.
