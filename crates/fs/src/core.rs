@@ -414,6 +414,12 @@ impl Core {
         self.commit_shards(&mut std::iter::once(&self.shards.get(shard).commits))
     }
 
+    /// Waits until all changes of the shards that take changes are durable.
+    pub fn commit_working(&self) -> Result<()> {
+        let shards = self.shards.iter().map(|shard| &shard.commits);
+        self.commit_shards(&mut shards.filter(|commits| commits.failure().is_ok()))
+    }
+
     /// Waits until all changes of these shards made so far are durable, as `commit_now` does.
     pub fn commit_shards(&self, shards: &mut dyn Iterator<Item = &Commits>) -> Result<()> {
         let (sender, receiver) = channel();

@@ -157,9 +157,7 @@ impl Fs {
             self.core.reap(&inode);
         }
         // A slice that takes no changes does not prevent the mount.
-        let shards = self.core.shards.iter().map(|shard| &shard.commits);
-        let working = shards.filter(|commits| commits.failure().is_ok());
-        self.core.commit_shards(&mut working.into_iter())
+        self.core.commit_working()
     }
 
     /// Writes everything back, commits, marks the volume clean and stops the threads. Later calls fail with ESHUTDOWN.

@@ -34,7 +34,9 @@ fn finding(what: &str, error: &impl Display, may_be_torn: bool) -> Finding {
 pub(super) fn superblock_copies(device: &str, copies: &Copies, volume: &Volume) -> Vec<Finding> {
     let newest = volume.superblocks().with(|s| s.head.sequence.get());
     let mut valid = copies.iter().flatten();
-    let is_behind = !valid.any(|copy| copy.head.sequence.get() == newest);
+    let is_behind = valid
+        .next()
+        .is_some_and(|copy| copy.head.sequence.get() < newest);
     let mut findings = Vec::new();
     for (index, copy) in copies.iter().enumerate() {
         if let Err(error) = copy {

@@ -4,7 +4,7 @@ use super::checkpoints::Work;
 use crate::core::Core;
 use crate::data::settle;
 use crate::errno::ENOSPC;
-use crate::shard::ShardId;
+use crate::shard::{ShardId, ShardSet};
 use crate::store::CheckpointNeed;
 
 /// Runs the thread of a shard's checkpointer.
@@ -22,7 +22,7 @@ pub fn run(core: &Core, id: ShardId) {
             }
             // The commit of a settlement has failed and ended all changes, or the filesystem is being closed.
             Err(_) if work == Work::Settle => {}
-            Err(error) => return shard.commits.fail(error),
+            Err(error) => return core.end_changes(ShardSet::one(id), &error),
             Ok(()) if work == Work::Settle => {}
             Ok(()) => {
                 let need = match shard.store.checkpoint_need() {

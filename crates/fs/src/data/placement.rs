@@ -151,7 +151,8 @@ impl Fs {
             self.move_pieces(&file, slice)?;
         }
         core.mark_dirty(&inode);
-        core.commit_now()?;
+        let shards = core.shards.of_set(core.shards_of(&file));
+        core.commit_shards(&mut shards.map(|shard| &shard.commits))?;
         // Pages that did not fit, because the slice filled up meanwhile, are still in their old slice.
         if pages_away(&file, slice) > 0 {
             Err(ENOSPC)

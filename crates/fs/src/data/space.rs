@@ -59,7 +59,8 @@ impl Core {
     ) -> Result<T> {
         self.leaving.retry(
             own,
-            || self.commit_now(),
+            // A slice that takes no changes has no space to wait for.
+            || self.commit_working(),
             // Waits until no free block is being discarded.
             || self.allocator.recall(),
             || self.allocator.available(),

@@ -345,10 +345,19 @@ mod two_shards {
 
     #[test]
     fn removals_make_room_when_two_shards_of_one_operation_are_full() {
-        let set = formatted();
-        let fs = mount(&set);
-        let dirs = [dir(&fs, b"x", 0), dir(&fs, b"y", 1)];
-        // Files take all blocks.
+        removals_make_room(&[0, 1], true);
+    }
+
+    #[test]
+    fn removals_make_room_when_one_of_two_shards_of_an_operation_is_full() {
+        removals_make_room(&[1], false);
+    }
+
+    /// A directory, a name in it, its inode and the file.
+    type Large = (Ino, String, Ino, Arc<crate::inode::File>);
+
+    /// Files take all blocks, and names the metadata regions of the `full` shards. Returns the files, and the directories and names.
+    fn fill(fs: &Fs, dirs: [Ino; 2], full: &[usize]) -> (Vec<Large>, Vec<(usize, String)>) {
         let mut large = vec![];
         for (number, bytes) in [64 << 20, 16 << 20, 4 << 20, 1 << 20, 1 << 16, 4096]
             .into_iter()
@@ -368,7 +377,8 @@ mod two_shards {
         }
         fs.commit().unwrap();
         let mut made = vec![];
-        for (at, dir) in dirs.into_iter().enumerate() {
+        for at in full.iter().copied() {
+            let dir = dirs[at];
             for number in 0.. {
                 assert!(number < 1_000_000);
                 let name = format!(
@@ -389,16 +399,30 @@ mod two_shards {
                     break;
                 }
             }
-            fs.commit().unwrap();
+            let _ = fs.commit();
         }
-        // An operation in both.
-        let (_, name) = &made[0];
-        let renamed = fs.rename(dirs[0], name.as_bytes(), dirs[1], b"moved", 0);
-        println!("rename: {renamed:?}, commit: {:?}", fs.commit());
-        for (at, name) in &made[1..] {
+        (large, made)
+    }
+
+    /// Fills these shards, removes a directory that is in both shards, then all files.
+    fn removals_make_room(full: &[usize], commits_first: bool) {
+        let set = formatted();
+        let fs = mount(&set);
+        let dirs = [dir(&fs, b"x", 0), dir(&fs, b"y", 1)];
+        dir(&fs, b"x2", 0);
+        // Empty, with its inode in the second shard and its entry in the first.
+        dir(&fs, b"y2", 1);
+        let (large, made) = fill(&fs, dirs, full);
+        fs.rmdir(ROOT, b"y2").unwrap();
+        if commits_first {
+            let _ = fs.commit();
+        }
+        for (at, name) in &made {
             fs.unlink(dirs[*at], name.as_bytes()).unwrap();
         }
-        println!("removed small files: {:?}", fs.commit());
+        if commits_first {
+            let _ = fs.commit();
+        }
         for (dir, name, ino, file) in large {
             fs.unlink(dir, name.as_bytes()).unwrap();
             fs.close_file(&file);
@@ -407,8 +431,106 @@ mod two_shards {
         let mut result = Ok(());
         for _ in 0..5 {
             result = fs.commit();
-            println!("removed all: {result:?}");
         }
         result.unwrap();
+    }
+
+    #[test]
+    fn a_creation_that_finds_no_room_in_another_shard_does_not_lose_the_mark_of_its_numbers() {
+        let set = formatted();
+        let fs = mount(&set);
+        let dirs = [dir(&fs, b"x", 0), dir(&fs, b"y", 1)];
+        let (large, made) = fill(&fs, dirs, &[1]);
+        fs.commit().unwrap();
+        let large: Vec<_> = large.into_iter().map(|one| (one.0, one.1)).collect();
+        fs.close().unwrap();
+        drop(fs);
+
+        let fs = mount(&set);
+        // Takes the room that is left, without a new inode.
+        let of_second = made.iter().filter(|(at, _)| *at == 1);
+        let refused = of_second.map(|(_, name)| {
+            let ino = fs.lookup(dirs[1], name.as_bytes()).unwrap().ino;
+            let set = fs.setxattr(ino, b"user.long", &[7; 900], 0);
+            fs.forget(ino, 1);
+            set
+        });
+        assert_eq!(refused.filter_map(Result::err).next().unwrap().errno(), 28);
+        // The next directories in the root, one for each slice. That of the second slice finds no room.
+        let tried: Vec<_> = (0..2)
+            .map(|n| {
+                fs.mkdir(ROOT, format!("d{n}").as_bytes(), 0o755, CALLER)
+                    .map(|a| a.ino >> 40)
+            })
+            .collect();
+
+        assert!(
+            tried.iter().any(|one| one.is_err()),
+            "the second slice has room"
+        );
+        for (dir, name) in large {
+            fs.unlink(dir, name.as_bytes()).unwrap();
+        }
+        for some in made.chunks(50).take(40) {
+            for (at, name) in some {
+                fs.unlink(dirs[*at], name.as_bytes()).unwrap();
+            }
+            fs.commit().unwrap();
+        }
+        let mut numbers = vec![];
+        for n in 0..3 {
+            let name = format!("new{n}");
+            let made = fs
+                .mknod(dirs[1], name.as_bytes(), Kind::File, 0o644, 0, CALLER)
+                .unwrap();
+            numbers.push(made.ino);
+        }
+        fs.commit().unwrap();
+        let cut = set.crash(1);
+        drop(fs);
+        let fs = mount(&cut);
+        for n in 0..3 {
+            let name = format!("later{n}");
+            let made = fs
+                .mknod(dirs[1], name.as_bytes(), Kind::File, 0o644, 0, CALLER)
+                .unwrap();
+            assert!(
+                !numbers.contains(&made.ino),
+                "the number {} has two inodes",
+                made.ino
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_with_blocks_in_another_slice_that_replaced_one_by_rename_is_never_empty() {
+        let set = formatted();
+        let fs = mount(&set);
+        let x = dir(&fs, b"x", 0);
+        let make = |name: &[u8], slice| {
+            let ino = fs.mknod(x, name, Kind::File, 0o644, 0, CALLER).unwrap().ino;
+            let file = fs.open_file(ino).unwrap();
+            fs.move_to(ino, slice).unwrap();
+            file
+        };
+        let old = make(b"f", 0);
+        fs.fallocate(&old, 0, 0, 4096).unwrap();
+        fs.commit().unwrap();
+        let new = make(b"new", 1);
+        fs.commit().unwrap();
+        set.record();
+        let from = set.supply().changes();
+        fs.fallocate(&new, 0, 0, 8192).unwrap();
+        fs.rename(x, b"new", x, b"f", 0).unwrap();
+        fs.commit().unwrap();
+        let to = set.supply().changes();
+        for cut in from..=to {
+            let found = mount(&set.crash_at(cut, 1));
+            let size = found.lookup(x, b"f").unwrap().size;
+            assert!(
+                [4096, 8192].contains(&size),
+                "{cut} of {from}..={to}: size {size}"
+            );
+        }
     }
 }
