@@ -14,7 +14,7 @@
 //! [`Claim`] holds a device against all other processes. [`open_device`] opens a device by path. `file` and `block` are the two
 //! kinds of devices; they share the steps in `opening` and the blocking calls in `handle`. `flush` shares one sync between
 //! threads, and [`FlushEpochs`] tells which writes a flush has covered. `durable` tells which part of a durable write failed.
-//! `absent` stands for a device that was not found.
+//! `absent` stands for a device that was not found, and `faults` fails the operations of a device, in test builds.
 //! [`open_queue`] chooses between `ring_queue` (io_uring) and `pool_queue` (threads that make blocking calls). `bounce` copies
 //! memory that must not change during its write.
 
@@ -27,6 +27,8 @@ mod bounce;
 mod claim;
 mod durable;
 mod epochs;
+#[cfg(feature = "faults")]
+mod faults;
 mod file;
 mod flush;
 mod handle;

@@ -9,9 +9,12 @@ use crate::opening::{OpenError, OpenOptions};
 
 /// Opens the regular file or block device at `path`. Follows symbolic links.
 pub fn open_device(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, OpenError> {
-    match std::fs::metadata(path) {
+    let device = match std::fs::metadata(path) {
         Ok(metadata) if metadata.file_type().is_block_device() => crate::block::open(path, options),
         // Also for missing paths and other kinds: `file::open` creates the file or returns the error.
         _ => crate::file::open(path, options),
-    }
+    };
+    #[cfg(feature = "faults")]
+    let device = device.map(crate::faults::with_faults);
+    device
 }
