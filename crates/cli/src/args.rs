@@ -312,6 +312,9 @@ Counters start at 0 with each mount. RATIO is the share of page lookups that fou
 the share of pages that were accessed by a thread on the pages' home node. For programs that come through the kernel, that \
 thread is the daemon's worker.
 
+Slices that take no changes until the next mount follow the table, with the reason (in --json refuses_changes: the reason, or null; \
+absent: true if a device of the slice is missing, so that its files cannot be read either).
+
 Counters of each slice and node in --json:
 ";
 

@@ -1,7 +1,7 @@
 //! Starts the daemon: this program again, in a session of its own.
 //!
-//! The daemon's standard output is a pipe to this process. The daemon writes one line when it serves, or an error message, and
-//! then closes the pipe.
+//! The daemon's standard output is a pipe to this process. The daemon writes an error message, or, when it serves, lines that the user
+//! should see and a last line that says so. Then it closes the pipe.
 
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -11,7 +11,7 @@ use crate::failure::{Context, Failure};
 use crate::mountable::Checked;
 use crate::{logging, preload};
 
-/// The line that the daemon writes when it serves.
+/// The last line that the daemon writes when it serves.
 pub const SERVING: &str = "serving\n";
 
 /// Starts the daemon and waits until it serves.
@@ -60,7 +60,10 @@ pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
         pipe.read_to_string(&mut report)
             .context("cannot read the daemon's report")?;
     }
-    if report == SERVING {
+    if let Some(warnings) = report.strip_suffix(SERVING) {
+        for warning in warnings.lines() {
+            eprintln!("jericho: {warning}");
+        }
         return Ok(());
     }
     let status = child.wait().context("cannot wait for the daemon")?;

@@ -53,7 +53,7 @@ enum Event {
 /// Serves in this process. Messages and errors go to standard error.
 pub fn in_foreground(checked: &Checked, options: &MountOptions) -> Outcome {
     logging::start();
-    serve(checked, options, || Ok(()))
+    serve(checked, options, |_| Ok(()))
 }
 
 /// Serves as the daemon that `background::start` started.
@@ -88,9 +88,11 @@ fn leave_directory() -> Result<(), Failure> {
 }
 
 /// Reports to the parent, and closes the parent's pipe.
-fn report_serving() -> Result<(), Failure> {
+fn report_serving(warnings: &[String]) -> Result<(), Failure> {
     let mut out = std::io::stdout();
-    let reported = out.write_all(SERVING.as_bytes()).and_then(|()| out.flush());
+    let report = warnings.iter().map(|warning| format!("{warning}\n"));
+    let report: String = report.chain([SERVING.to_owned()]).collect();
+    let reported = out.write_all(report.as_bytes()).and_then(|()| out.flush());
     let null = File::options()
         .write(true)
         .open("/dev/null")
@@ -103,7 +105,7 @@ fn report_serving() -> Result<(), Failure> {
 fn serve(
     checked: &Checked,
     options: &MountOptions,
-    serving: impl FnOnce() -> Result<(), Failure>,
+    serving: impl FnOnce(&[String]) -> Result<(), Failure>,
 ) -> Outcome {
     let (events, inbox) = channel();
     // Listens before the volume is touched, so that a signal never ends the daemon midway.
@@ -140,7 +142,11 @@ fn serve(
     tracing::info!(volume = %checked.volume.display(), dir = %checked.dir.display(), "serving");
     let entry = utab::enter(&checked.volume, &checked.dir);
     watch(running.clone(), events)?;
-    if let Err(failure) = serving() {
+    let warnings = mounted.warnings();
+    for warning in &warnings {
+        tracing::warn!("{warning}");
+    }
+    if let Err(failure) = serving(&warnings) {
         stop(&running, &checked.volume, &inbox);
         close(&mounted)?;
         return Err(failure);

@@ -84,6 +84,9 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
             client.remote
         )?;
     }
+    for line in refusals(stat) {
+        writeln!(out, "\n{line}")?;
+    }
     let troubles: u64 = stat.slices.iter().map(|s| s.counters.write_errors).sum();
     if troubles > 0 {
         writeln!(
@@ -92,6 +95,18 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
         )?;
     }
     Ok(out)
+}
+
+/// Returns a line for each slice that takes no changes, with the reason.
+pub fn refusals(stat: &Stat) -> impl Iterator<Item = String> {
+    stat.slices.iter().filter_map(|slice| {
+        let reason = slice.refuses_changes.as_ref()?;
+        let what = match slice.absent {
+            true => "is absent",
+            false => "takes NO CHANGES until the next mount",
+        };
+        Some(format!("slice {} {what}: {reason}", slice.id))
+    })
 }
 
 fn row(name: String, node: String, s: &SliceStat) -> [String; 13] {

@@ -142,7 +142,7 @@ impl View {
         };
         let last = before.map(|(last, _)| last);
         let all = locality_since(stat.locality, last.map(|last| last.locality));
-        let heading = vec![
+        let mut heading = vec![
             format!("{}, process {}", stat.volume, stat.pid),
             format!(
                 "{} local accesses in {since}; threads migrate: {}",
@@ -150,6 +150,7 @@ impl View {
                 stat.threads
             ),
         ];
+        heading.extend(crate::stat::refusals(stat));
         let tables = vec![
             View::nodes(stat, last),
             View::slices(stat, before),

@@ -215,11 +215,7 @@ pub fn unmount(dir: &Path) -> Result<(), Failure> {
     let stat = control::stat(&path)?;
     let daemon = watch(stat.pid)?;
     if let Err(failure) = control::sync(&path) {
-        return Err(Failure::new(format!(
-            "{shown} stays mounted, as not everything can be written to {0}: {failure}. Make room or mend what is \
-             wrong there and try again; or give up what cannot be written: jericho umount --force {shown}",
-            stat.volume
-        )));
+        return Err(stays_mounted(&path, shown, &stat.volume, failure));
     }
     match attach::unmount(&path, false) {
         Ok(()) => {}
@@ -251,6 +247,31 @@ pub fn unmount(dir: &Path) -> Result<(), Failure> {
         )));
     }
     Ok(())
+}
+
+/// Returns the failure of an unmount for which not everything could be written.
+fn stays_mounted(
+    path: &Path,
+    shown: impl std::fmt::Display,
+    volume: &str,
+    failure: Failure,
+) -> Failure {
+    // Asks after the attempt, which may have met the reason.
+    let refusals: Vec<String> = match control::stat(path) {
+        Ok(stat) => crate::stat::refusals(&stat).collect(),
+        Err(_) => Vec::new(),
+    };
+    Failure::new(match &refusals[..] {
+        [] => format!(
+            "{shown} stays mounted, as not everything can be written to {volume}: {failure}. Make room or mend what is \
+             wrong there and try again; or give up what cannot be written: jericho umount --force {shown}"
+        ),
+        _ => format!(
+            "{shown} stays mounted, as not everything can be written to {volume}: {}. Mend what is wrong there, give up what cannot \
+             be written (jericho umount --force {shown}), and mount again",
+            refusals.join("; ")
+        ),
+    })
 }
 
 fn daemon_is_gone(dir: &Path) -> bool {

@@ -1,6 +1,7 @@
 //! The results of `jericho stat` and `jericho where`.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use jericho_cache::Counters;
 use jericho_format::PAGE_BYTES;
@@ -12,6 +13,9 @@ use crate::counters::MountCounters;
 use crate::fast::ClientStat;
 use crate::locality::Locality;
 use crate::mounted::Mounted;
+
+/// Most characters of a reason in `Stat`: all pages of it must fit into attributes.
+const FAILURE_BYTES_MAX: usize = 300;
 
 /// The result of `jericho stat --json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -60,6 +64,12 @@ pub struct SliceStat {
     #[serde(flatten)]
     pub counters: Counters,
     pub locality: Locality,
+    /// Why the slice takes no changes until the next mount. `None`: it takes them, as far as the mount does.
+    #[serde(default)]
+    pub refuses_changes: Option<String>,
+    /// A device of the slice is missing, so its files cannot be read either.
+    #[serde(default)]
+    pub absent: bool,
 }
 
 /// A node in `Stat`.
@@ -131,6 +141,8 @@ impl Mounted {
                 dirty: usage.dirty,
                 counters,
                 locality,
+                refuses_changes: self.failure_of(id),
+                absent: self.missing_of(id).is_some(),
             });
         }
         Stat {
@@ -160,6 +172,49 @@ impl Mounted {
             counters: self.fast.counts().values(),
             clients: self.client_counters(),
         }
+    }
+
+    /// Returns the name of a device of a slice that is missing, if one is.
+    fn missing_of(&self, slice: SliceId) -> Option<Arc<str>> {
+        let volume = &self.volume.devices;
+        let space = volume.slices().get(usize::from(slice))?;
+        volume.missing_of(space).map(|device| device.name())
+    }
+
+    /// Returns why a slice takes no changes until the next mount; `None` if it takes them.
+    fn failure_of(&self, slice: SliceId) -> Option<String> {
+        match self.missing_of(slice) {
+            Some(device) => Some(format!("{device} is missing")),
+            None => self
+                .fs()
+                .failure_of(slice)
+                .map(|error| format!("{:.FAILURE_BYTES_MAX$}", error.to_string())),
+        }
+    }
+
+    /// Returns the slices that take no changes: a line for each reason, with what it means. A mount that has just begun has such
+    /// slices if a device is missing.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut by_reason: BTreeMap<(String, bool), Vec<String>> = BTreeMap::new();
+        for slice in 0..self.slice_count() {
+            if let Some(reason) = self.failure_of(slice) {
+                let is_absent = self.missing_of(slice).is_some();
+                let slices = by_reason.entry((reason, is_absent)).or_default();
+                slices.push(slice.to_string());
+            }
+        }
+        let line = |((reason, is_absent), slices): ((String, bool), Vec<String>)| {
+            let what = if slices.len() == 1 { "slice" } else { "slices" };
+            let slices = slices.join(", ");
+            match is_absent {
+                true => format!(
+                    "{reason}: {what} {slices} cannot be used, and files there fail with ENODEV, until the volume is mounted with the device \
+                     (--device PATH, if it is at another place)"
+                ),
+                false => format!("{reason}: no changes of {what} {slices} until the next mount"),
+            }
+        };
+        by_reason.into_iter().map(line).collect()
     }
 
     /// Returns the placement of an inode for `jericho where`.

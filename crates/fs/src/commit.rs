@@ -245,7 +245,6 @@ impl Commits {
         if self.failure().is_err() {
             return false;
         }
-        tracing::error!("{error}; no more changes are accepted until the volume is mounted again");
         self.fail(error.clone());
         true
     }

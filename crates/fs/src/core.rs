@@ -267,11 +267,23 @@ impl Core {
             set.extend(self.shards.map().all().iter().filter(on_it).collect());
         }
         for (shard, commits) in set.iter().map(|id| (id, &self.shards.get(id).commits)) {
-            // With one shard, nothing is committed any more, and the data may still go where it has space.
-            if commits.end_changes(error) && self.shards.map().count() > 1 {
-                self.allocator
-                    .close(self.shards.slices_of(shard, self.slice_count()));
+            if !commits.end_changes(error) {
+                continue;
             }
+            if self.shards.map().count() == 1 {
+                // Nothing is committed any more, and the data may still go where it has space.
+                tracing::error!(
+                    "{error}; no more changes are accepted until the volume is mounted again"
+                );
+                continue;
+            }
+            for slice in self.shards.slices_of(shard, self.slice_count()) {
+                tracing::error!(
+                    "{error}; slice {slice} takes no more changes until the volume is mounted again"
+                );
+            }
+            self.allocator
+                .close(self.shards.slices_of(shard, self.slice_count()));
         }
     }
 

@@ -141,12 +141,17 @@ pub enum VolumeError {
         is: String,
     },
     /// The device is not the first one of its volume.
-    #[error("{device} is device {index} of a volume; name the volume's first device instead")]
+    #[error(
+        "{device} is device {index} of a volume; name the volume's first device instead{}",
+        first.as_ref().map_or(String::new(), |first| format!(", which was {} when the volume was made", first.display()))
+    )]
     NotFirst {
         /// Device.
         device: Arc<str>,
         /// Index of the device.
         index: usize,
+        /// Path of the first device when the volume was made, if it is known.
+        first: Option<PathBuf>,
     },
     /// The target already holds data.
     #[error(

@@ -92,9 +92,12 @@ fn read_head(device: &Arc<dyn Device>) -> Result<Superblocks, VolumeError> {
     check_length(device, label.device_blocks.get())?;
     if label.device_index.get() != 0 {
         let index = label.device_index.get().into();
+        // Only a hint, so an unusable superblock is no error here.
+        let head = Superblocks::read(device.clone()).ok();
         return Err(VolumeError::NotFirst {
             device: device.name(),
             index,
+            first: head.and_then(|head| head.with(|s| s.devices.first().map(path_of))),
         });
     }
     Superblocks::read(device.clone()).map_err(|error| match error {

@@ -6,6 +6,8 @@ mod support;
 
 mod bad_input;
 mod devices;
+#[cfg(feature = "faults")]
+mod failing_device;
 mod fsx;
 mod full_host;
 mod grow;
