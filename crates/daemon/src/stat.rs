@@ -1,7 +1,6 @@
 //! The results of `jericho stat` and `jericho where`.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use jericho_cache::Counters;
 use jericho_format::PAGE_BYTES;
@@ -174,22 +173,21 @@ impl Mounted {
         }
     }
 
-    /// Returns the name of a device of a slice that is missing, if one is.
-    fn missing_of(&self, slice: SliceId) -> Option<Arc<str>> {
+    /// Returns which device of a slice is missing, if one is.
+    fn missing_of(&self, slice: SliceId) -> Option<String> {
         let volume = &self.volume.devices;
         let space = volume.slices().get(usize::from(slice))?;
-        volume.missing_of(space).map(|device| device.name())
+        let name = volume.missing_of(space)?.name();
+        let mut devices = volume.devices().iter();
+        let index = devices.position(|device| device.name() == name)?;
+        Some(format!("device {index} ({name}) is missing"))
     }
 
     /// Returns why a slice takes no changes until the next mount; `None` if it takes them.
     fn failure_of(&self, slice: SliceId) -> Option<String> {
-        match self.missing_of(slice) {
-            Some(device) => Some(format!("{device} is missing")),
-            None => self
-                .fs()
-                .failure_of(slice)
-                .map(|error| format!("{:.FAILURE_BYTES_MAX$}", error.to_string())),
-        }
+        let failed = || self.fs().failure_of(slice).map(|error| error.to_string());
+        let reason = self.missing_of(slice).or_else(failed)?;
+        Some(format!("{reason:.FAILURE_BYTES_MAX$}"))
     }
 
     /// Returns the slices that take no changes: a line for each reason, with what it means. A mount that has just begun has such

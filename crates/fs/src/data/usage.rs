@@ -7,8 +7,9 @@ use crate::types::SliceId;
 impl Fs {
     /// Returns the capacity and the free space of a slice, in blocks. A slice whose device is missing has none.
     pub fn space_of(&self, slice: SliceId) -> (u64, u64) {
-        let shards = &self.core.shards;
-        if shards.get(shards.map().of_slice(slice)).store.is_absent() {
+        let volume = &self.core.volume;
+        let space = volume.slices().get(usize::from(slice));
+        if space.is_some_and(|space| volume.missing_of(space).is_some()) {
             return (0, 0);
         }
         let allocator = &self.core.allocator;
