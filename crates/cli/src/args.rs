@@ -43,6 +43,8 @@ pub enum Command {
     Trim(TrimArgs),
     /// Take a larger file or block device into use, also while the volume is mounted
     Grow(GrowArgs),
+    /// Add a file or block device with new slices to a volume that is not mounted
+    Add(AddArgs),
     /// Run a command that accesses cached files without system calls, optionally on a mount of its own
     Run(RunArgs),
     /// Show the slices of a mounted volume and their cache hits
@@ -266,6 +268,38 @@ pub struct GrowArgs {
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  jericho add my.volume disk2 --size 4G      a new file
+  jericho add my.volume /dev/vg/more         a block device
+  jericho add my.volume disk3 --slices 2     an existing file, with two slices
+
+The device gets new slices with the whole of its space. Each has a metadata store of its own and at least 64 MiB. New directories in the \
+root are assigned to them in turn, too; existing files stay where they are (see jericho place --move). If the volume was formatted \
+without --sparse, the host allocates all of a file's space now. Name the volume by its first device, as before.
+
+The volume must not be mounted, and all of its devices must be there. If the machine crashes meanwhile, the volume is as before or has \
+the device. A device cannot be removed from a volume.")]
+pub struct AddArgs {
+    /// First device of the volume
+    pub volume: PathBuf,
+    /// The file or block device to add
+    pub new: PathBuf,
+    /// Number of new slices
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub slices: u16,
+    /// Size of the new file, with K, M, G or T [default: the size that it has]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub size: Option<u64>,
+    /// Path of another device of the volume, if its label is not found; may be repeated
+    #[arg(long, value_name = "PATH")]
+    pub device: Vec<PathBuf>,
+    /// Overwrite what the new device holds
+    #[arg(long)]
+    pub force: bool,
 }
 
 #[derive(Args, Debug)]

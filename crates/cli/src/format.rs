@@ -44,7 +44,7 @@ pub fn run(args: &FormatArgs) -> Outcome {
 }
 
 /// Shows the progress of the allocation. A host that cannot allocate without writing takes long.
-fn show_progress(done: u64, all: u64) {
+pub fn show_progress(done: u64, all: u64) {
     let percent = done * 100 / all.max(1);
     let end = if done == all { "\n" } else { "" };
     eprint!(

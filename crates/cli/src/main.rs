@@ -4,6 +4,7 @@
 //! start this program again to run it. A subcommand talks to the daemon of a mount through extended attributes (`control`).
 #![forbid(unsafe_code)]
 
+mod add;
 mod args;
 mod background;
 mod busy;
@@ -71,6 +72,7 @@ fn run(command: Command) -> Outcome {
         Command::Sync(a) => sync::run(&a),
         Command::Trim(a) => trim::run(&a),
         Command::Grow(a) => grow::run(&a),
+        Command::Add(a) => add::run(&a),
         Command::Run(a) => crate::run::run(&a),
         Command::Stat(a) => stat::run(&a),
         Command::Top(a) => top::run(&a),

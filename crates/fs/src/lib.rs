@@ -3,6 +3,7 @@
 //! Knows pages only as ranges of a file. Does not know clients: the daemon checks which client may ask for an operation.
 #![forbid(unsafe_code)]
 
+pub mod add;
 pub mod alloc;
 pub mod check;
 mod commit;

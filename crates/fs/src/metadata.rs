@@ -200,6 +200,20 @@ pub(crate) fn create(
     Ok((stores, allocator))
 }
 
+/// Makes the metadata stores and the journals of slices that are added to a volume.
+pub(crate) fn create_added(
+    volume: &Volume,
+    cache_bytes: usize,
+    stores: std::ops::Range<usize>,
+) -> Result<()> {
+    for store in stores {
+        let opened = open_redb(volume, cache_bytes, store)?;
+        opened.create_journal(journal_of(volume, store))?;
+        opened.close()?;
+    }
+    Ok(())
+}
+
 /// Opens the stores without an allocator, for callers that cannot trust the bitmaps. The metadata region then grows only into its
 /// spare chunks. Gives up the part of a journal after damage, and returns descriptions of the damage. With `repair` the
 /// stores take commits, and a journal that cannot be read is made again.

@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -153,22 +153,27 @@ pub(crate) fn prepare(
         .unwrap_or_default();
     superblock.head.created_s = U64::new(now.as_secs());
     for (index, space) in spaces.iter().enumerate() {
-        let mut entry = DeviceEntry::new_zeroed();
-        random_bytes(&mut entry.uuid)?;
-        entry.blocks = U64::new(space.blocks);
-        entry.node = U32::new(space.node.unwrap_or(NO_NODE));
-        // Omits a path that does not fit, because it is only a hint.
-        let path = paths
-            .get(index)
-            .map(|p| p.as_os_str().as_encoded_bytes())
-            .unwrap_or_default();
-        if path.len() <= entry.path.len() {
-            entry.path[..path.len()].copy_from_slice(path);
-            entry.path_bytes = U16::new(path.len() as u16);
-        }
-        superblock.devices.push(entry);
+        let path = paths.get(index).map(PathBuf::as_path);
+        superblock.devices.push(device_entry(space, path)?);
     }
     Ok(superblock)
+}
+
+/// Returns the entry of a new device, with a new id.
+pub(crate) fn device_entry(space: &Space, path: Option<&Path>) -> Result<DeviceEntry, VolumeError> {
+    let mut entry = DeviceEntry::new_zeroed();
+    random_bytes(&mut entry.uuid)?;
+    entry.blocks = U64::new(space.blocks);
+    entry.node = U32::new(space.node.unwrap_or(NO_NODE));
+    // Omits a path that does not fit, because it is only a hint.
+    let path = path
+        .map(|p| p.as_os_str().as_encoded_bytes())
+        .unwrap_or_default();
+    if path.len() <= entry.path.len() {
+        entry.path[..path.len()].copy_from_slice(path);
+        entry.path_bytes = U16::new(path.len() as u16);
+    }
+    Ok(entry)
 }
 
 fn random_bytes(bytes: &mut [u8]) -> Result<(), VolumeError> {

@@ -14,6 +14,7 @@ use jericho_format::superblock::FLAG_PREALLOCATED;
 use jericho_storage::{AlignedBuffer, Device, IoError, OpenOptions, open_device};
 use jericho_sys::block::{holes, punch_hole};
 
+use crate::add::{self, AddError};
 use crate::device::{OpenMode, inspect};
 use crate::error::VolumeError;
 use crate::foreign;
@@ -188,19 +189,9 @@ fn open_and_write(
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
     let mut paths = Vec::new();
     for (index, target) in targets.iter().enumerate() {
-        let open = OpenOptions {
-            create_size: target
-                .is_file
-                .then_some(target.bytes / PAGE_BYTES * PAGE_BYTES),
-            home_node: options.device_nodes.get(index).copied().flatten(),
-            ..OpenOptions::default()
-        };
-        let device =
-            open_device(&target.path, open).map_err(|e| VolumeError::Open(e.to_string()))?;
+        let (device, path) = open_target(target, options, index)?;
         devices.push(device);
-        // Stores the path of a link instead of its target: a link in /dev/disk/by-id stays valid, while the device name that it
-        // points to may change.
-        paths.push(std::path::absolute(&target.path).map_err(system("find", &target.path))?);
+        paths.push(path);
     }
     // The contents of the targets were already checked, so `prepare` must not check them again.
     let options = FormatOptions {
@@ -211,17 +202,85 @@ fn open_and_write(
     let files = targets.iter().zip(&devices).filter(|(t, _)| t.is_file);
     if options.preallocate && files.clone().count() > 0 {
         for (target, device) in files {
-            preallocate(&**device, &target.holes(), options.progress).map_err(|cause| {
-                VolumeError::NoRoom {
-                    path: target.path.clone(),
-                    bytes: device.size_bytes(),
-                    cause,
-                }
-            })?;
+            preallocate_target(target, &**device, &options)?;
         }
         superblock.head.flags |= FLAG_PREALLOCATED;
     }
     write(&devices, superblock, make_contents)
+}
+
+/// Opens a target, at its new length. Returns the path at which to find it again, too.
+fn open_target(
+    target: &Target,
+    options: &FormatOptions,
+    index: usize,
+) -> Result<(Arc<dyn Device>, PathBuf), VolumeError> {
+    let open = OpenOptions {
+        create_size: target
+            .is_file
+            .then_some(target.bytes / PAGE_BYTES * PAGE_BYTES),
+        home_node: options.device_nodes.get(index).copied().flatten(),
+        ..OpenOptions::default()
+    };
+    let device = open_device(&target.path, open).map_err(|e| VolumeError::Open(e.to_string()))?;
+    // Stores the path of a link instead of its target: a link in /dev/disk/by-id stays valid, while the device name that it
+    // points to may change.
+    let path = std::path::absolute(&target.path).map_err(system("find", &target.path))?;
+    Ok((device, path))
+}
+
+fn preallocate_target(
+    target: &Target,
+    device: &dyn Device,
+    options: &FormatOptions,
+) -> Result<(), VolumeError> {
+    preallocate(device, &target.holes(), options.progress).map_err(|cause| VolumeError::NoRoom {
+        path: target.path.clone(),
+        bytes: device.size_bytes(),
+        cause,
+    })
+}
+
+/// Adds a file (created if missing) or a block device to a volume that no other process uses, with `options.slices` new slices (1 if
+/// `None`). See `add_device`.
+pub fn add(
+    volume: Volume,
+    path: &Path,
+    options: &FormatOptions,
+    make_contents: impl FnOnce(&Volume, Range<usize>) -> Result<(), VolumeError>,
+) -> Result<Summary, AddError> {
+    let slices = options.slices.unwrap_or(1).into();
+    add::check(&volume, slices)?;
+    let target = inspect_target(path, options)?;
+    let lock = match target.new {
+        true => None,
+        false => Some(Volume::lock(path, OpenMode::WRITE)?),
+    };
+    let space = Space {
+        name: target.path.to_string_lossy().into(),
+        blocks: target.bytes / PAGE_BYTES,
+        node: options
+            .device_nodes
+            .first()
+            .copied()
+            .flatten()
+            .or(target.node),
+    };
+    add::check_plan(&volume, &space, slices)?;
+    let result = (|| {
+        let (device, path) = open_target(&target, options, 0)?;
+        let allocates = volume.superblocks().with(|s| s.head.flags.get()) & FLAG_PREALLOCATED != 0;
+        if target.is_file && allocates {
+            preallocate_target(&target, &*device, options)?;
+        }
+        add::add_device(volume, device, &path, slices, make_contents)
+    })();
+    // The volume may have the device already if the device belongs to it durably.
+    if matches!(&result, Err(error) if !matches!(error, AddError::Last(_))) {
+        undo(&target);
+    }
+    drop(lock);
+    result
 }
 
 /// Allocates the space of a whole file on its host. Keeps the file's contents, because a later failure must leave them

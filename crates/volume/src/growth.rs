@@ -9,7 +9,7 @@ use jericho_format::superblock::{
 use zerocopy::byteorder::little_endian::{U16, U64};
 
 /// Most containers of a volume: the allocator keeps some 80 bytes of memory for each.
-const CONTAINERS_MAX: u64 = 1 << 22;
+pub(crate) const CONTAINERS_MAX: u64 = 1 << 22;
 
 /// Why the planned growth is impossible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

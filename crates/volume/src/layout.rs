@@ -253,6 +253,63 @@ pub(crate) fn plan(
     Ok(())
 }
 
+/// Plans `slices` new slices, each with a journal and a metadata store, on a device that is the last entry of the device table.
+pub(crate) fn plan_added(
+    superblock: &mut Superblock,
+    space: &Space,
+    slices: usize,
+) -> Result<(), VolumeError> {
+    let device = (superblock.devices.len() - 1) as u16;
+    let count = slices as u64;
+    let chunk_blocks = u64::from(superblock.head.chunk_blocks.get());
+    let share = space.blocks.saturating_sub(HEAD_BLOCKS) / count;
+    let share = share.max(STORE_SLICE_BLOCKS_MIN);
+    let own = own_blocks(&[share], &[share - SLICE_BLOCKS_MIN], chunk_blocks)[0];
+    let own_blocks = own.journal + own.metadata;
+    let least = HEAD_BLOCKS + count * STORE_SLICE_BLOCKS_MIN.max(own_blocks + SLICE_BLOCKS_MIN);
+    if space.blocks < least {
+        return Err(VolumeError::TooSmall {
+            device: space.name.clone(),
+            slices,
+            minimum_bytes: least * PAGE_BYTES,
+            size_bytes: space.blocks * PAGE_BYTES,
+        });
+    }
+    let first = HEAD_BLOCKS + count * own_blocks;
+    let blocks = (space.blocks - first) / count;
+    let mut next = HEAD_BLOCKS;
+    for turn in 0..count {
+        let slice = superblock.slices.len() as u16;
+        superblock.slices.push(SliceEntry {
+            blocks: U64::new(blocks),
+            node: U32::new(space.node.unwrap_or(NO_NODE)),
+            first_region: U16::new(superblock.regions.len() as u16),
+            regions: U16::new(1),
+            journal_first_block: U64::new(next),
+            journal_blocks: U32::new(own.journal as u32),
+            store_blocks: U32::new(0),
+        });
+        superblock.regions.push(RegionEntry {
+            first_block: U64::new(first + turn * blocks),
+            blocks: U64::new(blocks),
+            device: U16::new(device),
+            reserved: [0; 6],
+        });
+        next += own.journal;
+        for _ in 0..own.metadata / chunk_blocks {
+            superblock.chunks.push(ChunkEntry {
+                first_block: U64::new(next),
+                position: U32::new(CHUNK_SPARE),
+                device: U16::new(device),
+                slice: U16::new(slice),
+                slice_first: U64::new(CHUNK_BY_FORMAT),
+            });
+            next += chunk_blocks;
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

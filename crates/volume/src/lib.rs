@@ -1,9 +1,10 @@
 //! A volume: its devices with their labels, its superblock, and the regions of its slices.
 //!
-//! Formats, finds, locks, opens and grows a volume. Does not know what is in the space of the slices or in the metadata region: the
+//! Formats, finds, locks, opens and grows a volume, and adds devices. Does not know what is in the space of the slices or in the metadata region: the
 //! caller of a format writes the first contents.
 #![forbid(unsafe_code)]
 
+mod add;
 mod appended;
 mod device;
 mod error;
@@ -23,11 +24,12 @@ mod space;
 pub mod superblocks;
 mod volume;
 
+pub use add::{AddError, add_device};
 pub use appended::Appended;
 pub use device::OpenMode;
 pub use error::VolumeError;
 pub use format::{FormatOptions, Summary, format_devices};
-pub use format_paths::format;
+pub use format_paths::{add, format};
 pub use grow::{GrowError, GrowRequest, GrownDevice};
 pub use lock::VolumeLock;
 pub use overlay::DeviceOverlay;

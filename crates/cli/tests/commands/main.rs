@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod add;
 mod bad_input;
 mod devices;
 #[cfg(feature = "faults")]

@@ -1,0 +1,195 @@
+//! Adds a device with new slices to a volume that no process uses.
+//!
+//! The order of the durable writes makes a crash at any point leave the old volume or the new one:
+//!
+//! 1. The label of the new device becomes zeros: what it held is gone.
+//! 2. The new device gets both copies of the new superblock, the journals and the stores of its slices, and then its label. Nothing
+//!    refers to it, so the volume is still the old one.
+//! 3. The devices of the volume get the new superblock, whose sequence is greater than those of step 2. As soon as one of them has it,
+//!    the volume is the new one: a mount takes the newest superblock of the devices that it finds by the older ones.
+//!
+//! An interrupted addition leaves a device with a label of the volume that is not in the volume's device table.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use jericho_format::PAGE_BYTES;
+use jericho_format::superblock::{
+    CHUNKS_MAX, DEVICES_MAX, REGIONS_MAX, SLICES_MAX, SliceEntry, Superblock,
+};
+use jericho_storage::{Device, IoError, absent_device};
+
+use crate::error::VolumeError;
+use crate::format::{Summary, device_entry};
+use crate::growth::CONTAINERS_MAX;
+use crate::labels::label;
+use crate::layout::{self, Space};
+use crate::superblocks::Superblocks;
+use crate::volume::Volume;
+
+/// Why a device cannot be added. Unless it is `Last`, the volume is as before.
+#[derive(Debug, thiserror::Error)]
+pub enum AddError {
+    /// The volume has one metadata store for several slices.
+    #[error(
+        "the slices of the volume share one metadata store, because they have less than 64 MiB each, and cannot be joined by slices with \
+         their own; make a new volume and copy the files"
+    )]
+    SharedStore,
+    /// A device of the volume is missing.
+    #[error("{0} is missing; a device can be added when all others are there")]
+    Incomplete(Arc<str>),
+    /// A table of the superblock has no room.
+    #[error(
+        "the volume would have {asked} {what}, and {most} is the most; use fewer slices or a smaller device"
+    )]
+    TooMany {
+        /// Name of what the table holds.
+        what: &'static str,
+        /// Number that it would hold.
+        asked: u64,
+        /// Largest number.
+        most: u64,
+    },
+    /// The device or the volume cannot be used.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// The last step failed.
+    #[error("{0}; whether the volume has the new device shows the next mount")]
+    Last(IoError),
+}
+
+impl From<IoError> for AddError {
+    fn from(error: IoError) -> AddError {
+        AddError::Volume(error.into())
+    }
+}
+
+/// Fails if nothing can be added to the volume.
+pub(crate) fn check(volume: &Volume, slices: usize) -> Result<(), AddError> {
+    if slices == 0 {
+        return Err(VolumeError::NoSlices.into());
+    }
+    if let Some(missing) = volume.devices().iter().find(|device| device.is_absent()) {
+        return Err(AddError::Incomplete(missing.name()));
+    }
+    match volume.superblocks().with(|s| s.stores() < s.slices.len()) {
+        true => Err(AddError::SharedStore),
+        false => Ok(()),
+    }
+}
+
+/// Fails if a device of this size cannot be added.
+pub(crate) fn check_plan(volume: &Volume, space: &Space, slices: usize) -> Result<(), AddError> {
+    plan(volume, space, None, slices).map(drop)
+}
+
+/// Plans the volume with a new device.
+fn plan(
+    volume: &Volume,
+    space: &Space,
+    path: Option<&Path>,
+    slices: usize,
+) -> Result<Superblock, AddError> {
+    let mut planned = volume.superblocks().with(Superblock::clone);
+    planned.devices.push(device_entry(space, path)?);
+    layout::plan_added(&mut planned, space, slices)?;
+    let container_blocks = u64::from(planned.head.container_blocks.get());
+    let containers = |slice: &SliceEntry| slice.blocks.get().div_ceil(container_blocks);
+    let tables = [
+        ("devices", planned.devices.len() as u64, DEVICES_MAX as u64),
+        ("slices", planned.slices.len() as u64, SLICES_MAX as u64),
+        ("regions", planned.regions.len() as u64, REGIONS_MAX as u64),
+        (
+            "chunks of metadata",
+            planned.chunks.len() as u64,
+            CHUNKS_MAX as u64,
+        ),
+        (
+            "containers",
+            planned.slices.iter().map(containers).sum(),
+            CONTAINERS_MAX,
+        ),
+    ];
+    match tables.into_iter().find(|(_, asked, most)| asked > most) {
+        Some((what, asked, most)) => Err(AddError::TooMany { what, asked, most }),
+        None => Ok(planned),
+    }
+}
+
+/// Adds a device that is open for writing, and whatever it holds is lost. `path` is stored for finding it again. `make_contents` makes
+/// the metadata stores of the given indices, on the new device only: the volume that it gets has no other.
+///
+/// Takes the volume, because it is open with its old devices.
+pub fn add_device(
+    volume: Volume,
+    device: Arc<dyn Device>,
+    path: &Path,
+    slices: usize,
+    make_contents: impl FnOnce(&Volume, Range<usize>) -> Result<(), VolumeError>,
+) -> Result<Summary, AddError> {
+    check(&volume, slices)?;
+    let space = Space {
+        name: device.name(),
+        blocks: device.size_bytes() / PAGE_BYTES,
+        node: device.home_node(),
+    };
+    let mut planned = plan(&volume, &space, Some(path), slices)?;
+    planned.head.sequence += 1;
+    let index = planned.devices.len() - 1;
+    let stores = planned.slices.len() - slices..planned.slices.len();
+    let label = label(&planned, index).encode();
+
+    device.write_at(0, &vec![0; PAGE_BYTES as usize])?;
+    device.flush()?;
+    // Nothing below reaches the old devices before the last step.
+    let old = volume.devices().iter();
+    let absent = old.map(|old| absent_device(&old.name(), old.size_bytes()));
+    let devices: Vec<_> = absent.chain([device.clone()]).collect();
+    let superblocks = Superblocks::create(vec![device.clone()], planned)?.over(devices.clone());
+    let staged = Volume::assemble(devices, superblocks, false);
+    make_contents(&staged, stores.clone())?;
+    device.flush()?;
+    device.write_at(0, &label)?;
+    device.flush()?;
+
+    let new = staged.superblocks().with(Superblock::clone);
+    let summary = summary(&new, &device, stores);
+    let join = |s: &mut Superblock| {
+        s.head.sequence = new.head.sequence;
+        s.devices = new.devices;
+        s.slices = new.slices;
+        s.regions = new.regions;
+        s.chunks = new.chunks;
+    };
+    volume
+        .superblocks()
+        .update(None, join)
+        .map_err(AddError::Last)?;
+    // Both copies get the device, so that the loss of one does not cost it. The addition does not depend on it.
+    if let Err(error) = volume.superblocks().update(None, |_| {}) {
+        tracing::warn!(%error, "the older copy of the superblock does not have the new device");
+    }
+    Ok(summary)
+}
+
+/// Describes the new device and its slices.
+fn summary(new: &Superblock, device: &Arc<dyn Device>, slices: Range<usize>) -> Summary {
+    let index = (new.devices.len() - 1) as u16;
+    let chunks = new.chunks.iter().filter(|c| c.device.get() == index);
+    let chunk_bytes = u64::from(new.head.chunk_blocks.get()) * PAGE_BYTES;
+    let node = |slice: &SliceEntry| {
+        let node = slice.node.get();
+        (node != jericho_format::superblock::NO_NODE).then_some(node)
+    };
+    Summary {
+        uuid: new.head.volume_uuid,
+        devices: vec![(device.name(), device.size_bytes())],
+        slices: new.slices[slices]
+            .iter()
+            .map(|slice| (node(slice), index, slice.blocks.get() * PAGE_BYTES))
+            .collect(),
+        metadata_bytes: chunks.count() as u64 * chunk_bytes,
+    }
+}
