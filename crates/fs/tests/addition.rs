@@ -136,6 +136,21 @@ fn an_added_device_has_new_slices_with_its_space_that_directories_get_in_turn() 
 }
 
 #[test]
+fn a_change_without_the_new_device_counts_when_the_device_is_back() {
+    let set = made(true, 7);
+    add(&set, 1).unwrap();
+    let devices = set.as_devices();
+    let part = [
+        devices[0].clone(),
+        devices[1].clone(),
+        absent_device("three", 80 * MIB),
+    ];
+    // The first superblock after the addition must be newer than all that the new device has got meanwhile.
+    open(&part).mark_dirty().unwrap();
+    assert!(open(&devices).is_dirty());
+}
+
+#[test]
 fn a_volume_of_one_slice_gets_a_second_one() {
     let device = |name| SimDevice::new(name, 80 * MIB);
     let set = DeviceSet::new([device("one"), device("two")]);
