@@ -148,7 +148,8 @@ impl Superblocks {
         let mut state = self.state.lock();
         let mut next = state.current.clone();
         change(&mut next);
-        state.sequence += 1;
+        // `change` may have raised the sequence above those of a device that joins the volume.
+        state.sequence = state.sequence.max(next.head.sequence.get()) + 1;
         next.head.sequence.set(state.sequence);
         let bytes = next.encode();
         let write = |(device, counting): (&Arc<dyn Device>, &Option<usize>)| {
