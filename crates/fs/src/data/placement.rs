@@ -151,8 +151,10 @@ impl Fs {
             self.move_pieces(&file, slice)?;
         }
         core.mark_dirty(&inode);
-        let shards = core.shards.of_set(core.shards_of(&file));
-        core.commit_shards(&mut shards.map(|shard| &shard.commits))?;
+        // A slice that takes no changes does not concern this one, unless the file is in it.
+        core.commit_working()?;
+        core.may_change_inode(ino)?;
+        core.slice_failure(slice)?;
         // Pages that did not fit, because the slice filled up meanwhile, are still in their old slice.
         if pages_away(&file, slice) > 0 {
             Err(ENOSPC)
