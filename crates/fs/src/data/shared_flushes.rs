@@ -545,17 +545,17 @@ mod tests {
             for thread in 0..THREADS {
                 let bed = &bed;
                 scope.spawn(move || {
+                    let handed_over = |done: Done| done(bed.data.flush([0]).map_err(Error::from));
                     for round in 0..ROUNDS {
                         let (tx, rx) = channel();
-                        let coming = begin(bed);
+                        // A thread that drops it, too, may have to hand callbacks over.
+                        let coming = bed.shared.begin(&bed.data, 0, &handed_over);
                         if (thread + round) % 5 == 0 {
                             // The sync has failed, or commits.
                             drop(coming);
                             continue;
                         }
                         let epoch = bed.data.note_write(0).unwrap();
-                        let handed_over =
-                            |done: Done| done(bed.data.flush([0]).map_err(Error::from));
                         let (coming, done) = (Some(coming), told(&tx));
                         (bed.shared).flush(&bed.data, bed.devices(), coming, done, &handed_over);
                         rx.recv().unwrap().0.unwrap();
