@@ -3,7 +3,9 @@
 //! The environment variable `JERICHO_FAULTS` names a file of orders. It is read before each operation, so a test changes the orders
 //! while the daemon runs: it writes another file and renames that file over the orders. No file means no orders. One order a line:
 //!
-//!     DEVICE OPERATION ACTION [offset FIRST..END]
+//! ```text
+//! DEVICE OPERATION ACTION [offset FIRST..END]
+//! ```
 //!
 //! - DEVICE is the end of a device's name.
 //! - OPERATION is `read`, `write`, `flush` or `any`. A durable write is a write and a flush. A discard, a provision and a write of
