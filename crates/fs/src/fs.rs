@@ -246,6 +246,11 @@ impl Fs {
         self.core.may_change().is_ok()
     }
 
+    /// Returns the number of the volume's devices.
+    pub fn device_count(&self) -> usize {
+        self.core.volume.devices().len()
+    }
+
     /// Returns the counts that statfs(2) reports.
     pub fn statfs(&self) -> Result<StatFs> {
         self.core.alive()?;

@@ -245,7 +245,7 @@ fn a_missing_device_costs_its_slices_only_and_comes_back_with_all_that_it_had() 
             free < 64 * MIB / 4096,
             "no space of the missing device is free: {free}"
         );
-        // What is left is unmounted as cleanly as it can be.
+        // The present slices are unmounted cleanly.
         mounted.fs.close().unwrap();
     }
     assert_eq!(set.devices()[1].digest(), before);

@@ -155,7 +155,8 @@ impl Service {
         }
         // Declared after the ring, so dropped before it. Dropping the readers ends their transfers.
         let mut readers = self.filesystem.mounted.readers(cpu, &ring.doorbell());
-        let (mut own_syncs, mut syncs) = (OwnSyncs::default(), Vec::new());
+        let devices = self.filesystem.mounted.fs().device_count();
+        let (mut own_syncs, mut syncs) = (OwnSyncs::of_devices(devices), Vec::new());
         while !ring.has_ended() {
             // Polls the devices before it answers the kernel.
             for reader in &mut readers {

@@ -7,7 +7,9 @@
 //! - Requests came during the last one: other programs use the queues.
 //! - The last `LONG_MAX` took long: the device is slow, so a wake-up more makes no difference, and a request that comes would wait long.
 //!
-//! In both cases helpers perform the next `HELPED_MIN` syncs. Then the thread tries again. If that fails soon, helpers perform four times as
+//! A volume on several devices leaves all syncs to helpers: a device that does not answer must not delay requests for the others.
+//!
+//! In the first two cases helpers perform the next `HELPED_MIN` syncs. Then the thread tries again. If that fails soon, helpers perform four times as
 //! many, so the more often others come, the more rarely one of them waits.
 
 use std::time::Duration;
@@ -25,6 +27,8 @@ const LONG_MAX: u32 = 3;
 /// The recent syncs of a thread.
 #[derive(Default)]
 pub(crate) struct OwnSyncs {
+    /// Helpers perform all syncs.
+    never: bool,
     /// Number of syncs that helpers still have to perform.
     helped: u32,
     /// Number of syncs that helpers had to perform the last time; 0 if that is long ago.
@@ -36,9 +40,17 @@ pub(crate) struct OwnSyncs {
 }
 
 impl OwnSyncs {
+    /// Begins for a volume on this number of devices.
+    pub(crate) fn of_devices(devices: usize) -> OwnSyncs {
+        OwnSyncs {
+            never: devices > 1,
+            ..OwnSyncs::default()
+        }
+    }
+
     /// Returns whether the thread may perform the next sync itself.
     pub(crate) fn next(&mut self) -> bool {
-        let may = self.helped == 0;
+        let may = self.helped == 0 && !self.never;
         self.helped = self.helped.saturating_sub(1);
         may
     }
@@ -71,6 +83,13 @@ mod tests {
     /// Returns how many syncs helpers perform from now on.
     fn helped(syncs: &mut OwnSyncs) -> u32 {
         (0..).take_while(|_| !syncs.next()).count() as u32
+    }
+
+    #[test]
+    fn helpers_sync_on_volumes_of_several_devices() {
+        assert!(OwnSyncs::of_devices(1).next());
+        let mut several = OwnSyncs::of_devices(2);
+        assert!((0..1000).all(|_| !several.next()));
     }
 
     #[test]

@@ -112,8 +112,8 @@ impl Room {
         self.promised.fetch_add(promise, Ordering::Relaxed);
     }
 
-    /// Runs `commit`, after which all creations that were permitted before are in committed batches, or in none: who was permitted to
-    /// create held the gate.
+    /// Runs `commit`. Afterwards each creation that was permitted before is in a committed batch, or in none, because its thread held the
+    /// gate.
     pub fn settle_promises<E>(&self, commit: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let commits = self.commits.load(Ordering::Relaxed);
         let promised = self.promised.swap(0, Ordering::Relaxed);
