@@ -137,13 +137,17 @@ impl Device for MemoryDevice {
 }
 
 pub(crate) fn formatted(mib: usize, slices: u16) -> Arc<MemoryDevice> {
-    let device = MemoryDevice::new("memory", mib);
     let options = FormatOptions {
         slices: Some(slices),
         ..FormatOptions::default()
     };
+    formatted_with(mib, &options)
+}
+
+pub(crate) fn formatted_with(mib: usize, options: &FormatOptions) -> Arc<MemoryDevice> {
+    let device = MemoryDevice::new("memory", mib);
     let devices: [Arc<dyn Device>; 1] = [device.clone()];
-    format_devices(&devices, &[], &options).unwrap();
+    format_devices(&devices, &[], options).unwrap();
     device
 }
 
@@ -169,6 +173,7 @@ pub(crate) fn file_batch(first: u64, count: u64, allocator: &Allocator) -> Vec<C
                     page: 0,
                     blocks,
                     unwritten: false,
+                    summed: false,
                 },
             ));
             changes.push(Change::Use(blocks));
