@@ -24,6 +24,7 @@ pub mod metadata;
 mod names;
 mod numbers;
 mod objects;
+mod scrub;
 mod shard;
 mod shards;
 pub mod store;
