@@ -183,7 +183,7 @@ fn a_device_that_fails_its_flushes_ends_the_changes_of_its_slices_only() {
     set.devices()[1].set_plan(plan);
     fails_with(EIO, mounted.fsync(&lost));
 
-    // The slice says so, for everything that would change it, and never reports success for what was dropped.
+    // The slice answers each change with the error. No later fsync reports success for the pages that it dropped.
     set.devices()[1].set_plan(FaultPlan::default());
     fails_with(EIO, mounted.fsync(&lost));
     fails_with(EIO, mounted.create(y, "new"));

@@ -118,7 +118,7 @@ fn additions_that_are_refused_change_nothing() {
     succeed(jericho(["format", "--slices", "2"]).arg(&small));
     let message = fail(&mut add(&small, &new, &[]), 1);
     assert!(message.contains("share one metadata store"), "{message}");
-    // What was refused without --force is taken with it.
+    // With --force, `add` takes the device that it refused above.
     succeed(&mut add(&volume.file(), &other, &["--force"]));
     volume.mount();
     assert_eq!(slices(&volume), 3);

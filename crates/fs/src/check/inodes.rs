@@ -180,7 +180,7 @@ pub(super) struct Compared {
     pub is_tree_cut: bool,
 }
 
-/// Compares the inodes of a window with what was counted. `moved` has the directories whose parent is another one than they record.
+/// Compares the inodes of a window with the counts of the check. `moved` has the directories whose parent is another one than they record.
 pub(super) fn compare(
     subject: Subject,
     index: &Index,

@@ -258,7 +258,7 @@ impl<'a> Containers<'a> {
         None
     }
 
-    /// Compares all containers. Returns what was found, and the number of blocks that files have in them.
+    /// Compares all containers. Returns the findings, and the number of blocks that files have in them.
     fn compare(mut self) -> Result<(Found, u64)> {
         let mut found = Found::part_of(self.window.pieces.len());
         self.read_counts(&mut found)?;

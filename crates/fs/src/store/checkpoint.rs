@@ -221,7 +221,7 @@ impl Store {
     }
 }
 
-/// What was done to find room for a transaction.
+/// Records what a commit has tried to find room for a transaction.
 #[derive(Default)]
 struct Effort {
     /// Pages asked of the slices.
