@@ -3,19 +3,22 @@
 //! Time is counted in rows: how often a check reads each row of the metadata. Memory is the peak of a process that only checks.
 //! `JERICHO_CHECK_FILES=1000000` sets the number of inodes of the large volume.
 
+mod counting;
+
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use counting::Counting;
 use jericho_format::record::{INO_MARK_STEP, INODES_NAME};
 use jericho_fs::check::{CheckOptions, Progress, check_devices_showing};
 use jericho_fs::format::format;
 use jericho_fs::metadata;
 use jericho_fs::store::{Change, Extent, InodeRecord};
 use jericho_fs::types::{Ino, Kind, ROOT};
-use jericho_storage::{Device, IoError, OpenOptions, open_device};
+use jericho_storage::{OpenOptions, open_device};
 use jericho_volume::{Blocks, FormatOptions, OpenMode, Volume};
 
 const FEW: u64 = 10_000;
@@ -29,44 +32,6 @@ const FIXED_BYTES: u64 = 60 << 20;
 const INODE_BYTES: u64 = 32;
 /// Names the volume that a child process checks.
 const CHILD: &str = "JERICHO_CHECK_VOLUME";
-
-/// A device that counts the bytes that are read from it.
-struct Counting {
-    device: Arc<dyn Device>,
-    read_bytes: AtomicU64,
-}
-
-impl Device for Counting {
-    fn name(&self) -> Arc<str> {
-        self.device.name()
-    }
-    fn size_bytes(&self) -> u64 {
-        self.device.size_bytes()
-    }
-    fn home_node(&self) -> Option<u32> {
-        self.device.home_node()
-    }
-    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
-        let bytes = buf.len() as u64;
-        self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.device.read_at(offset_bytes, buf)
-    }
-    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
-        self.device.write_at(offset_bytes, buf)
-    }
-    fn flush(&self) -> Result<(), IoError> {
-        self.device.flush()
-    }
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
-        self.device.discard(offset_bytes, length_bytes)
-    }
-    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        None
-    }
-    fn describe(&self) -> String {
-        self.device.describe()
-    }
-}
 
 /// Returns the directory of an inode: the first of the thousand numbers in which it is. It is in the root.
 fn directory_of(ino: Ino) -> Ino {

@@ -2,13 +2,15 @@
 //!
 //! `JERICHO_MOUNT_FILES=10000000` sets the number of inodes of the large volume.
 
+mod counting;
+
 use std::collections::HashSet;
-use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use counting::Counting;
 use jericho_format::record::{INO_MARK_STEP, INODES_NAME, ino_of};
 use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::format::{format, format_devices};
@@ -16,7 +18,7 @@ use jericho_fs::store::{Change, InodeRecord};
 use jericho_fs::types::{Caller, Ino, Kind, ROOT};
 use jericho_fs::{Fs, FsOptions, metadata};
 use jericho_sim::SimDevice;
-use jericho_storage::{Device, DiscardEffect, IoError, OpenOptions, open_device};
+use jericho_storage::{Device, OpenOptions, open_device};
 use jericho_volume::{FormatOptions, OpenMode, Volume};
 
 const CALLER: Caller = Caller {
@@ -32,51 +34,6 @@ const LAST: u64 = 20;
 /// Bytes that a mount of many inodes may read more than a mount of few: redb's record of its free pages, and for each file in the
 /// journal the leaf of its name and the branches above.
 const MORE_BYTES_MAX: u64 = (1 << 20) + LAST * 3 * 4096;
-
-/// A device that counts the bytes that are read from it.
-struct Counting {
-    device: Arc<dyn Device>,
-    read_bytes: AtomicU64,
-}
-
-impl Device for Counting {
-    fn name(&self) -> Arc<str> {
-        self.device.name()
-    }
-    fn size_bytes(&self) -> u64 {
-        self.device.size_bytes()
-    }
-    fn home_node(&self) -> Option<u32> {
-        self.device.home_node()
-    }
-    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
-        self.read_bytes
-            .fetch_add(buf.len() as u64, Ordering::Relaxed);
-        self.device.read_at(offset_bytes, buf)
-    }
-    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
-        self.device.write_at(offset_bytes, buf)
-    }
-    fn flush(&self) -> Result<(), IoError> {
-        self.device.flush()
-    }
-    fn write_durable(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
-        self.device.write_durable(offset_bytes, buf)
-    }
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
-        self.device.discard(offset_bytes, length_bytes)
-    }
-    fn discard_effect(&self) -> DiscardEffect {
-        self.device.discard_effect()
-    }
-    fn queue_fd(&self) -> Option<BorrowedFd<'_>> {
-        // Other reads would pass the count by.
-        None
-    }
-    fn describe(&self) -> String {
-        self.device.describe()
-    }
-}
 
 fn options() -> FsOptions {
     FsOptions {
