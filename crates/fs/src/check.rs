@@ -350,7 +350,7 @@ fn repair(
     let volume = Volume::open_from_devices(devices.to_vec(), OpenMode::WRITE)?;
     volume.mark_dirty()?;
     // Also writes the other copy of the superblock, so that both are valid again.
-    volume.superblocks().update(None, |_| {})?;
+    volume.superblocks().update(&[], |_| {})?;
     let (mut whole, mut cut) = (0, 0);
     while whole < PASSES_MAX && cut < CUT_PASSES_MAX {
         let (stores, _) = open_stores(&volume, true, progress)?;

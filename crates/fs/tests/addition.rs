@@ -62,7 +62,7 @@ fn add(set: &DeviceSet, slices: usize) -> Result<(), AddError> {
     add_device(volume, devices[2].clone(), Path::new("three"), slices).map(drop)
 }
 
-/// Returns the devices that the volume has, of those in the set: a mount opens as many as the newest superblock of the old ones names.
+/// Returns the devices that the volume has, of those in the set: a mount opens as many as the superblock of the first one names.
 fn devices_of(set: &DeviceSet) -> Vec<Arc<dyn Device>> {
     let all = set.as_devices();
     let named = |count: usize| {

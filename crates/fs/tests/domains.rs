@@ -45,6 +45,7 @@ fn formatted_with(sizes: [u64; 2]) -> DeviceSet {
 }
 
 struct Mounted {
+    volume: Arc<Volume>,
     fs: Arc<Fs>,
     slices: Vec<Arc<Slice>>,
 }
@@ -64,8 +65,8 @@ fn try_mount(devices: Vec<Arc<dyn Device>>) -> Result<Mounted> {
         inode_cache: 100,
         commit_interval_ms: 3_600_000,
     };
-    match Fs::open(volume, slices.clone(), options) {
-        Ok(fs) => Ok(Mounted { fs, slices }),
+    match Fs::open(volume.clone(), slices.clone(), options) {
+        Ok(fs) => Ok(Mounted { volume, fs, slices }),
         Err(error) => {
             slices.iter().for_each(|slice| slice.close());
             Err(error)
@@ -625,4 +626,105 @@ fn replacing_by_rename_leaves_the_old_or_the_new_contents_also_of_a_file_that_wa
     }
     // After a sync of another file, and after one of the directory.
     assert!(found.iter().all(|(is_whole, _)| *is_whole), "{found:?}");
+}
+
+/// Returns how many chunks of metadata the store of a slice has.
+fn chunks_of(mounted: &Mounted, slice: u16) -> usize {
+    (mounted.volume.superblocks())
+        .with(|s| s.chunks.iter().filter(|c| c.slice.get() == slice).count())
+}
+
+/// Makes durable files with long attributes in a directory until the store of its slice has taken chunks from the slice. Returns how many.
+fn fill_store(mounted: &Mounted, dir: Ino, slice: u16) -> u64 {
+    let before = chunks_of(mounted, slice);
+    let value = [7; 60_000];
+    for number in 0.. {
+        let file = mounted.synced(dir, &format!("f{number}"), number).unwrap();
+        mounted
+            .fs
+            .setxattr(file.ino(), b"user.long", &value, 0)
+            .unwrap();
+        mounted.fsync(&file).unwrap();
+        mounted.fs.close_file(&file);
+        mounted.fs.forget(file.ino(), 1);
+        if chunks_of(mounted, slice) > before {
+            return number + 1;
+        }
+        assert!(number < 2000, "the store does not grow");
+    }
+    0
+}
+
+#[test]
+fn a_store_that_grew_while_the_other_device_missed_it_has_everything_after_a_mount_without_its_own()
+{
+    let paths = ["one", "two"].map(PathBuf::from);
+    for seed in 0..3 {
+        let set = DeviceSet::new([
+            SimDevice::new("one", 96 * MIB).without_fua(),
+            SimDevice::new("two", 96 * MIB).without_fua(),
+        ]);
+        let options = FormatOptions {
+            slices: Some(SLICES),
+            has_stores: Some(true),
+            ..FormatOptions::default()
+        };
+        format_devices(&set.as_devices(), &paths, &options).unwrap();
+        let mounted = try_mount(set.as_devices()).unwrap();
+        let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+        mounted.synced(x, "old", 1).unwrap();
+        mounted.fs.close().unwrap();
+        drop(mounted);
+        let mounted = try_mount(set.as_devices()).unwrap();
+        // The first device takes no superblock from here on. Nothing else is written to it.
+        let mut plan = FaultPlan::fail_nth(Some(Operation::Write), 1, EIO);
+        plan.faults[0].is_lasting = true;
+        set.devices()[0].set_plan(plan);
+        let files = fill_store(&mounted, y, 1);
+        let number = |mounted: &Mounted| {
+            let superblocks = mounted.volume.superblocks();
+            superblocks.with(|s| s.head.sequence.get())
+        };
+        let last = number(&mounted);
+        let crashed = set.crash(seed);
+        drop(mounted);
+
+        // The first device overtakes the number of the superblock that the second one has.
+        let devices: Vec<Arc<dyn Device>> =
+            vec![crashed.devices()[0].clone(), absent_device("two", 96 * MIB)];
+        let mut rounds = 0;
+        let mut reached = 0;
+        while reached <= last {
+            let mounted = try_mount(devices.clone()).unwrap();
+            let x = mounted.dir("x");
+            let name = format!("new{rounds}");
+            mounted.synced(x, &name, rounds).unwrap();
+            mounted.fs.close().unwrap();
+            reached = number(&mounted);
+            rounds += 1;
+        }
+        assert_sound(&crashed);
+        let mounted = try_mount(crashed.as_devices()).unwrap();
+        let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+        for number in 0..files {
+            let name = format!("f{number}");
+            assert_eq!(
+                mounted.contents(y, &name).unwrap(),
+                pattern(number, BYTES),
+                "{name}"
+            );
+        }
+        for round in 0..rounds {
+            let name = format!("new{round}");
+            assert_eq!(
+                mounted.contents(x, &name).unwrap(),
+                pattern(round, BYTES),
+                "{name}"
+            );
+        }
+        mounted.synced(y, "new", 3).unwrap();
+        mounted.fs.close().unwrap();
+        drop(mounted);
+        assert_sound(&crashed);
+    }
 }

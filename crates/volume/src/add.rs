@@ -5,8 +5,8 @@
 //! 1. The label of the new device becomes zeros: what it held is gone.
 //! 2. The new device gets both copies of the new superblock, the journals and the stores of its slices, and then its label. Nothing
 //!    refers to it, so the volume is still the old one.
-//! 3. The devices of the volume get the new superblock, whose sequence is greater than those of step 2. As soon as one of them has it,
-//!    the volume is the new one: a mount takes the newest superblock of the devices that it finds by the older ones.
+//! 3. The devices of the volume get the new superblock, whose sequence is greater than those of step 2. As soon as the first device has it,
+//!    the volume is the new one.
 //!
 //! An interrupted addition leaves a device with a label of the volume that is not in the volume's device table.
 
@@ -165,10 +165,10 @@ pub fn add_device(
     };
     volume
         .superblocks()
-        .update(None, join)
+        .update(&[0], join)
         .map_err(AddError::Last)?;
     // Both copies get the device, so that the loss of one does not cost it. The addition does not depend on it.
-    if let Err(error) = volume.superblocks().update(None, |_| {}) {
+    if let Err(error) = volume.superblocks().update(&[], |_| {}) {
         tracing::warn!(%error, "the older copy of the superblock does not have the new device");
     }
     Ok(summary)

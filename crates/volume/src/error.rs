@@ -94,6 +94,12 @@ pub enum VolumeError {
         /// State of each copy.
         what: String,
     },
+    /// The copies of the superblock on the devices do not fit together. Holds a description.
+    #[error(
+        "the superblocks of the volume's devices contradict each other ({0}); mount the volume without the device that was away last, or \
+         restore it from a backup"
+    )]
+    Contradiction(String),
     /// The device is smaller than the superblock says.
     #[error(
         "{device} is truncated: the volume needs {needed_bytes} bytes of it, it has {found_bytes}; restore its full length"

@@ -107,6 +107,16 @@ pub enum GrowError {
         /// The host's error.
         cause: IoError,
     },
+    /// The device with the first blocks of a slice is missing.
+    #[error(
+        "{device} cannot grow without {missing}, on which its slice begins; mount the volume with that device"
+    )]
+    Incomplete {
+        /// Device.
+        device: Arc<str>,
+        /// Missing device.
+        missing: Arc<str>,
+    },
     /// A device failed.
     #[error("{0}; the volume keeps its size until the next mount at least, try again")]
     Io(#[from] IoError),
@@ -136,15 +146,19 @@ impl Volume {
         for step in &steps {
             self.extend(step, allocates.then_some(step.old_bytes))?;
         }
-        // Chunks may have been added since `planned` was copied. Only this function changes the other tables.
-        self.superblocks().update(None, |s| {
+        let needed = devices_of(&steps, &planned);
+        // Stores may have got chunks and other lengths since `planned` was copied. Only this function changes the rest.
+        self.superblocks().update(&needed, |s| {
+            for (planned, now) in planned.slices.iter_mut().zip(&s.slices) {
+                planned.store_blocks = now.store_blocks;
+            }
             s.devices = planned.devices;
             s.regions = planned.regions;
             s.slices = planned.slices;
         })?;
         self.adopt(self.superblocks().with(slices_of));
         // Both copies get the new size, so that the loss of one does not cost the space. The growth does not depend on it.
-        if let Err(error) = self.superblocks().update(None, |_| {}) {
+        if let Err(error) = self.superblocks().update(&[], |_| {}) {
             tracing::warn!(%error, "the older copy of the superblock keeps the size before the growth");
         }
         let grown = steps.iter().map(|step| GrownDevice {
@@ -182,6 +196,16 @@ impl Volume {
             let device = &self.devices()[index];
             if device.is_absent() {
                 continue;
+            }
+            let on_it = growth::first_devices(planned, index as u16);
+            let needed = on_it
+                .iter()
+                .map(|needed| &self.devices()[usize::from(*needed)]);
+            if let Some(missing) = needed.into_iter().find(|needed| needed.is_absent()) {
+                return Err(GrowError::Incomplete {
+                    device: device.name(),
+                    missing: missing.name(),
+                });
             }
             let old_bytes = planned.devices[index].blocks.get() * PAGE_BYTES;
             let new_bytes = match request.size_bytes {
@@ -233,6 +257,18 @@ impl Volume {
             _ => GrowError::Io(error),
         })
     }
+}
+
+/// Returns the devices whose superblocks count for the growth: the devices themselves, and those of the slices that get space.
+fn devices_of(steps: &[Step], planned: &Superblock) -> Vec<u16> {
+    let mut devices: Vec<u16> = steps.iter().map(|step| step.index).collect();
+    let of_slices = steps
+        .iter()
+        .flat_map(|step| growth::first_devices(planned, step.index));
+    devices.extend(of_slices);
+    devices.sort_unstable();
+    devices.dedup();
+    devices
 }
 
 fn explain(refusal: Refusal, device: Arc<str>) -> GrowError {

@@ -22,6 +22,13 @@ pub(crate) enum Refusal {
     Containers { container_bytes: u64 },
 }
 
+/// Returns the devices of the first regions of the slices that have space on a device.
+pub(crate) fn first_devices(superblock: &Superblock, device: u16) -> Vec<u16> {
+    let (slices, _) = parts_of(superblock, device);
+    let first = |slice: usize| superblock.first_device_of(&superblock.slices[slice]);
+    slices.into_iter().filter_map(first).collect()
+}
+
 /// Returns the slices that have space on a device, and the first block of the device after all its parts.
 fn parts_of(superblock: &Superblock, device: u16) -> (Vec<usize>, u64) {
     let regions_of = |slice: &SliceEntry| {

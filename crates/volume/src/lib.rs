@@ -17,6 +17,7 @@ mod growth;
 pub mod labels;
 mod layout;
 mod lock;
+mod merge;
 mod open;
 mod overlay;
 mod owner;

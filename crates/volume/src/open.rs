@@ -31,7 +31,6 @@ impl Volume {
         let first = open_path(path, mode)?;
         let superblocks = read_head(&first)?;
         let mut devices = vec![first];
-        // A superblock that another device has may be newer, and name more devices.
         while let Some(entry) = superblocks.with(|s| s.devices.get(devices.len()).cloned()) {
             let index = devices.len();
             let wanted = find::Wanted {
@@ -49,12 +48,11 @@ impl Volume {
                 }
                 found => found?,
             };
-            superblocks.adopt_newer(&*device);
             devices.push(device);
         }
+        let superblocks = join(&superblocks, &devices)?;
         check_owner(&devices[0], &superblocks, mode)?;
         check_devices(&devices, &superblocks)?;
-        let superblocks = superblocks.over(devices.clone());
         Ok(Volume::assemble(devices, superblocks, mode.read_only))
     }
 
@@ -77,11 +75,8 @@ impl Volume {
     ) -> Result<Volume, VolumeError> {
         let first = devices.first().ok_or(VolumeError::NoDevices)?;
         let superblocks = read_head(first)?;
-        for device in &devices {
-            superblocks.adopt_newer(&**device);
-        }
+        let superblocks = join(&superblocks, &devices)?;
         check_devices(&devices, &superblocks)?;
-        let superblocks = superblocks.over(devices.clone());
         Ok(Volume::assemble(devices, superblocks, mode.read_only))
     }
 }
@@ -124,6 +119,15 @@ fn read_head(device: &Arc<dyn Device>) -> Result<Superblocks, VolumeError> {
             what: error.to_string(),
         },
     })
+}
+
+/// Returns the superblock of the volume, from that of the first device and the copies of the others.
+fn join(
+    superblocks: &Superblocks,
+    devices: &[Arc<dyn Device>],
+) -> Result<Superblocks, VolumeError> {
+    let joined = superblocks.joined(devices.to_vec());
+    joined.map_err(|error| VolumeError::Contradiction(error.to_string()))
 }
 
 /// Refuses a volume that is mounted for writing, here or on another machine.

@@ -1,4 +1,4 @@
-//! The superblock, of which each device has two copies. Reads the newest valid one, and writes the older one of each device.
+//! The superblock, of which each device has two copies. Reads the newest valid copies, and writes the older one of each device.
 
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use jericho_storage::{Device, IoError};
 use parking_lot::Mutex;
 use zerocopy::FromZeros;
 
+use crate::merge::merge;
 use crate::owner;
 
 /// The superblock of an open volume. Every change is durable before `update` returns.
@@ -112,17 +113,22 @@ impl Superblocks {
         }
     }
 
-    /// Takes a newer superblock of the same volume from another device. Ignores a device without a usable copy.
-    pub(crate) fn adopt_newer(&self, device: &dyn Device) {
-        let Ok(Ok((_, found))) = read_copies(device).map(newest) else {
-            return;
+    /// Returns the superblock of the volume, of which this one is that of the first device. Reads the copies of the other devices, and
+    /// ignores a device without a usable copy. Fails if the copies contradict each other.
+    pub(crate) fn joined(
+        &self,
+        devices: Vec<Arc<dyn Device>>,
+    ) -> Result<Superblocks, SuperblockError> {
+        let first = self.with(Superblock::clone);
+        let read = |(index, device): (usize, &Arc<dyn Device>)| {
+            if index == 0 {
+                return Some(first.clone());
+            }
+            let (_, found) = newest(read_copies(&**device).ok()?).ok()?;
+            (found.head.volume_uuid == first.head.volume_uuid).then_some(found)
         };
-        let current = &mut self.state.lock().current;
-        if found.head.volume_uuid == current.head.volume_uuid
-            && found.head.sequence.get() > current.head.sequence.get()
-        {
-            *current = found;
-        }
+        let copies: Vec<_> = devices.iter().enumerate().map(read).collect();
+        Ok(Superblocks::new(devices, merge(&first, &copies)?))
     }
 
     /// Returns the same superblock over all devices of the volume, by index, or over views of them. Reads and writes nothing.
@@ -135,14 +141,14 @@ impl Superblocks {
         read(&self.state.lock().current)
     }
 
-    /// Changes the superblock durably, on all devices that take it. Fails if the device `needed` does not, or no device does.
+    /// Changes the superblock durably, on all devices that take it. Fails if one of the devices `needed` does not, or no device does.
     /// On an error memory keeps the old superblock, but after a crash the new one may be the valid one.
     ///
-    /// A device that misses a change keeps an older superblock. That is harmless, because the next mount takes the newest one of all
-    /// devices. The changes of a metadata store need the store's device, so a mount that finds the store finds its changes.
+    /// `needed` are the devices whose copies count for what is changed (`merge`). Another device that misses the change keeps an older
+    /// superblock, which is harmless.
     pub fn update(
         &self,
-        needed: Option<u16>,
+        needed: &[u16],
         change: impl FnOnce(&mut Superblock),
     ) -> Result<(), IoError> {
         let mut state = self.state.lock();
@@ -177,7 +183,12 @@ impl Superblocks {
                 Err(cause) => causes.push((index, cause)),
             }
         }
-        let is_needed = |index: usize| needed.is_some_and(|needed| usize::from(needed) == index);
+        let is_needed = |index: usize| needed.iter().any(|needed| usize::from(*needed) == index);
+        let missing = self.devices.iter().enumerate();
+        let mut missing = missing.filter(|(index, device)| is_needed(*index) && device.is_absent());
+        if let Some((_, missing)) = missing.next() {
+            missing.flush()?;
+        }
         let present = self.devices.iter().filter(|device| !device.is_absent());
         let are_all = causes.len() == present.count();
         if let Some(at) = causes
@@ -204,7 +215,9 @@ impl Superblocks {
         if self.is_dirty() == dirty && self.with(|s| s.head.owner == owner) {
             return Ok(());
         }
-        self.update(None, |s| {
+        // The first device is there at each mount, so no mount is without the knowledge that there was another one.
+        let needed: &[u16] = if dirty { &[0] } else { &[] };
+        self.update(needed, |s| {
             let flags = s.head.flags.get();
             s.head.owner = owner;
             s.head.flags.set(if dirty {

@@ -84,7 +84,7 @@ fn the_newest_superblock_of_all_devices_counts() {
     let volume = Volume::open(&files[0], WRITE).unwrap();
     volume
         .superblocks()
-        .update(None, |s| s.head.created_s.set(7))
+        .update(&[], |s| s.head.created_s.set(7))
         .unwrap();
     drop(volume);
     // The first device loses the change.
@@ -103,7 +103,7 @@ fn the_newest_superblock_of_all_devices_counts() {
     let volume = Volume::open(&files[0], WRITE).unwrap();
     assert_eq!(created_s(&volume), 7);
     // A change brings the first device up to date.
-    volume.superblocks().update(None, |_| {}).unwrap();
+    volume.superblocks().update(&[], |_| {}).unwrap();
     drop(volume);
     std::fs::remove_file(&files[1]).unwrap();
     assert_eq!(created_s(&Volume::open(&files[0], WRITE).unwrap()), 7);
@@ -335,7 +335,7 @@ fn a_volume_with_records_of_another_version_is_refused_with_both_versions() {
     make(&files, &of_size(32)).unwrap();
     let volume = Volume::open(&files[0], WRITE).unwrap();
     for _ in 0..2 {
-        let change = volume.superblocks().update(None, |s| s.head.records.set(1));
+        let change = volume.superblocks().update(&[], |s| s.head.records.set(1));
         change.unwrap();
     }
     drop(volume);
@@ -592,13 +592,13 @@ fn a_change_that_failed_does_not_count_instead_of_the_next_one() {
         let volume = Volume::open_from_devices(devices, WRITE).unwrap();
         let superblocks = volume.superblocks();
         for _ in 0..earlier {
-            superblocks.update(None, |_| {}).unwrap();
+            superblocks.update(&[], |_| {}).unwrap();
         }
         // The second device, which the change needs, has failed: nothing has changed. The first one goes on.
         fails.store(true, std::sync::atomic::Ordering::Relaxed);
         let created_s = |seconds: u64| move |s: &mut Superblock| s.head.created_s.set(seconds);
-        superblocks.update(Some(1), created_s(6)).unwrap_err();
-        superblocks.update(Some(0), created_s(7)).unwrap();
+        superblocks.update(&[1], created_s(6)).unwrap_err();
+        superblocks.update(&[0], created_s(7)).unwrap();
         drop(volume);
         let volume = Volume::open(&files[0], WRITE).unwrap();
         assert_eq!(

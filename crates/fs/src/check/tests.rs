@@ -566,7 +566,7 @@ fn a_volume_mounted_by_another_host_is_refused_to_readers_too() {
     let volume = Volume::open(&file[0], OpenMode::WRITE).unwrap();
     volume
         .superblocks()
-        .update(None, |s| {
+        .update(&[], |s| {
             let mut owner = OwnerRecord::new_zeroed();
             owner.boot_id = [9; 16];
             owner.machine = U64::new(9);

@@ -225,7 +225,7 @@ impl Region {
     pub fn add_spares(&self, entries: &[ChunkEntry]) -> Result<(), IoError> {
         let _writing = self.writing.lock();
         let mut first = 0;
-        self.superblocks.update(Some(self.first_device), |s| {
+        self.superblocks.update(&[self.first_device], |s| {
             first = s.chunks.len();
             s.chunks.extend_from_slice(entries);
         })?;
@@ -412,7 +412,7 @@ impl Region {
             }
         }
         let store_blocks = (len_bytes / PAGE_BYTES) as u32;
-        self.superblocks.update(Some(self.first_device), |s| {
+        self.superblocks.update(&[self.first_device], |s| {
             s.slices[self.store].store_blocks.set(store_blocks);
             for at in 0..s.chunks.len() {
                 if s.store_of(&s.chunks[at]) == self.store {

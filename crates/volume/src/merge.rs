@@ -1,0 +1,129 @@
+//! Decides which copy of the superblock counts for what.
+//!
+//! A device that misses a change keeps an older superblock, and a mount without another device may overtake the sequence of that one. So
+//! no copy needs to have all changes, whatever its sequence. Each part comes from a device that has all changes of this part:
+//!
+//! - the devices and the slices that the volume has: from the first device, without which there is no mount
+//! - a slice's entry, its regions and the chunks of its store: from the device of its first region
+//! - the rest (flags and owner): from the copy with the greatest sequence
+//!
+//! `Superblocks::update` fails if a device does not take a change that it must have.
+
+use jericho_format::superblock::{
+    CHUNKS_MAX, ChunkEntry, REGIONS_MAX, RegionEntry, SliceEntry, Superblock, SuperblockError,
+};
+use zerocopy::byteorder::little_endian::{U16, U64};
+
+/// Returns the superblock of a volume. `first` is the newest usable copy of the first device. `copies` has the newest usable copy of each
+/// device, by index.
+pub(crate) fn merge(
+    first: &Superblock,
+    copies: &[Option<Superblock>],
+) -> Result<Superblock, SuperblockError> {
+    let copies = Copies { first, copies };
+    let latest = copies.latest();
+    let mut merged = Superblock {
+        head: latest.head.clone(),
+        devices: first.devices.clone(),
+        slices: vec![],
+        regions: vec![],
+        chunks: vec![],
+    };
+    let stores = first.stores();
+    for index in 0..first.slices.len() {
+        let counting = copies.counting(index);
+        let regions = regions_of(counting, index);
+        merged.slices.push(SliceEntry {
+            first_region: U16::new(merged.regions.len() as u16),
+            ..counting.slices[index]
+        });
+        merged.regions.extend_from_slice(regions);
+        if index < stores {
+            let own = |chunk: &&ChunkEntry| counting.store_of(chunk) == index;
+            merged.chunks.extend(counting.chunks.iter().filter(own));
+        }
+    }
+    for index in 0..merged.devices.len() {
+        let blocks = copies.blocks_of(index).max(end_of_parts(&merged, index));
+        merged.devices[index].blocks = U64::new(blocks);
+    }
+    let tables = [
+        ("regions", merged.regions.len(), REGIONS_MAX),
+        ("chunks of metadata", merged.chunks.len(), CHUNKS_MAX),
+    ];
+    if let Some((what, count, most)) = tables.iter().find(|(_, count, most)| count > most) {
+        return Err(SuperblockError::Inconsistent(format!(
+            "the devices together name {count} {what}, and {most} is the most"
+        )));
+    }
+    Superblock::decode(&merged.encode())
+}
+
+struct Copies<'a> {
+    first: &'a Superblock,
+    copies: &'a [Option<Superblock>],
+}
+
+impl<'a> Copies<'a> {
+    /// Returns the copy with the greatest sequence.
+    fn latest(&self) -> &'a Superblock {
+        let newer = |latest: &'a Superblock, copy: &'a Superblock| match copy.head.sequence.get()
+            > latest.head.sequence.get()
+        {
+            true => copy,
+            false => latest,
+        };
+        self.copies.iter().flatten().fold(self.first, newer)
+    }
+
+    /// Returns the copy on a device.
+    fn on(&self, device: u16) -> Option<&'a Superblock> {
+        self.copies.get(usize::from(device))?.as_ref()
+    }
+
+    /// Returns the copy that counts for a slice: that of its own device. If this device is missing or has no usable copy, the latest one,
+    /// because it is the most probable one to have all changes.
+    fn counting(&self, slice: usize) -> &'a Superblock {
+        let place = |copy: &Superblock| {
+            let entry = copy.slices.get(slice)?;
+            let region = regions_of(copy, slice).first()?;
+            let begin = (region.device.get(), region.first_block.get());
+            Some((begin, entry.journal_first_block.get()))
+        };
+        let own = self.first.first_device_of(&self.first.slices[slice]);
+        let own = own.and_then(|device| self.on(device));
+        // A copy from before the slice was added does not have it.
+        let has_it = |copy: &&Superblock| place(copy) == place(self.first);
+        let candidates = [own, Some(self.latest())];
+        let counting = candidates.into_iter().flatten().find(has_it);
+        counting.unwrap_or(self.first)
+    }
+
+    /// Returns how many blocks of a device the volume uses, as far as the device knows.
+    fn blocks_of(&self, device: usize) -> u64 {
+        let entry = &self.first.devices[device];
+        let candidates = [self.on(device as u16), Some(self.latest())];
+        let entries = candidates.into_iter().flatten();
+        let found = entries
+            .filter_map(|copy| copy.devices.get(device))
+            .find(|found| found.uuid == entry.uuid);
+        found.unwrap_or(entry).blocks.get()
+    }
+}
+
+fn regions_of(superblock: &Superblock, slice: usize) -> &[RegionEntry] {
+    let entry = &superblock.slices[slice];
+    let first = usize::from(entry.first_region.get());
+    &superblock.regions[first..first + usize::from(entry.regions.get())]
+}
+
+/// Returns the end of the last region on a device. A growth that a crash interrupted may have reached the copy that counts for the slice, and
+/// not the device's own.
+fn end_of_parts(superblock: &Superblock, device: usize) -> u64 {
+    let on_it = superblock
+        .regions
+        .iter()
+        .filter(|region| usize::from(region.device.get()) == device);
+    let end = |region: &RegionEntry| region.first_block.get() + region.blocks.get();
+    on_it.map(end).max().unwrap_or(0)
+}
