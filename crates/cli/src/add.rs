@@ -1,25 +1,59 @@
-//! `jericho add`.
+//! `jericho add`: through the daemon if the volume is mounted, else in this process.
 
 use std::fmt::Write;
 use std::io::IsTerminal;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::process::ExitCode;
 
 use jericho_fs::add::add;
-use jericho_volume::{FormatOptions, OpenMode, Summary, Volume, VolumeError};
+use jericho_fuse::addition::{Add, AddRequest};
+use jericho_sys::process::random_u64;
+use jericho_volume::{FormatOptions, OpenMode, Volume, VolumeError};
 
 use crate::args::AddArgs;
 use crate::failure::{Context, Failure, Outcome, print};
 use crate::format::show_progress;
-use crate::size;
+use crate::{control, mounts, size};
 
 pub fn run(args: &AddArgs) -> Outcome {
-    let shown = args.volume.display();
+    let mount = mounts::of_volume(&args.volume)?;
+    let added = match &mount {
+        Some(dir) => add_to_mounted(args, dir)?,
+        None => add_here(args)?,
+    };
+    if let Some(error) = added.error {
+        return Err(Failure::new(format!(
+            "cannot add {} to {}: {error}",
+            args.new.display(),
+            args.volume.display()
+        )));
+    }
+    print(&text(&added, mount.is_some()).context("cannot write the text")?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Has the daemon of the mount at `dir` add the device.
+fn add_to_mounted(args: &AddArgs, dir: &Path) -> Result<Add, Failure> {
+    let path = std::path::absolute(&args.new)
+        .context(format_args!("cannot find {}", args.new.display()))?;
+    let request = AddRequest {
+        number: random_u64().context("cannot get a random number")?,
+        path: path.as_os_str().as_bytes().to_vec(),
+        size_bytes: args.size,
+        slices: args.slices,
+        force: args.force,
+    };
+    control::add(dir, &request)
+}
+
+/// Adds the device to a volume that no process uses.
+fn add_here(args: &AddArgs) -> Result<Add, Failure> {
     let refused = |error: VolumeError| Failure::new(error.to_string());
     let mut lock = Volume::lock(&args.volume, OpenMode::WRITE).map_err(refused)?;
     let volume =
         Volume::open_among(&args.volume, &args.device, OpenMode::WRITE).map_err(refused)?;
     lock.cover(&volume).map_err(refused)?;
-    let first = volume.slices().len();
     let options = FormatOptions {
         size_bytes: args.size,
         slices: Some(args.slices),
@@ -29,21 +63,30 @@ pub fn run(args: &AddArgs) -> Outcome {
             .then_some(show_progress as fn(u64, u64)),
         ..FormatOptions::default()
     };
-    let summary = add(volume, &args.new, &options)
-        .map_err(|e| Failure::new(format!("cannot add {} to {shown}: {e}", args.new.display())))?;
-    print(&text(first, &summary).context("cannot write the text")?)?;
-    Ok(ExitCode::SUCCESS)
+    let added = add(&volume, &args.new, &options);
+    Ok(Add::of(added.map(|(added, _lock)| added)))
 }
 
-fn text(first: usize, summary: &Summary) -> Result<String, std::fmt::Error> {
+fn text(added: &Add, is_mounted: bool) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
-    for (name, bytes) in &summary.devices {
+    for (name, bytes) in &added.devices {
         writeln!(out, "added device {name}: {}", size::human(*bytes))?;
     }
-    for (slice, (node, device, bytes)) in (first..).zip(&summary.slices) {
+    for (slice, (node, device, bytes)) in (added.first_slice..).zip(&added.slices) {
         let node = node.map_or(String::from("any node"), |n| format!("node {n}"));
         let bytes = size::human(*bytes);
         writeln!(out, "  slice {slice}: {bytes} on device {device}, {node}")?;
+    }
+    if is_mounted {
+        let what = if added.slices.len() == 1 {
+            "slice"
+        } else {
+            "slices"
+        };
+        writeln!(
+            out,
+            "unmount the volume and mount it again to use the new {what}"
+        )?;
     }
     Ok(out)
 }

@@ -276,15 +276,17 @@ Examples:
   jericho add my.volume disk2 --size 4G      a new file
   jericho add my.volume /dev/vg/more         a block device
   jericho add my.volume disk3 --slices 2     an existing file, with two slices
+  jericho add /mnt/jericho disk2 --size 4G   the volume that is mounted there
 
 The device gets new slices with the whole of its space. Each has a metadata store of its own and at least 64 MiB. New directories in the \
 root are assigned to them in turn, too; existing files stay where they are (see jericho place --move). If the volume was formatted \
 without --sparse, the host allocates all of a file's space now. Name the volume by its first device, as before.
 
-The volume must not be mounted, and all of its devices must be there. If the machine crashes meanwhile, the volume is as before or has \
-the device. A device cannot be removed from a volume.")]
+All devices of the volume must be there. If it is mounted, programs go on meanwhile, and the device belongs to the volume at once, but its \
+slices are used from the next mount on; only root and the user who mounted may add a device then. If the machine crashes meanwhile, the \
+volume is as before or has the device. A device cannot be removed from a volume.")]
 pub struct AddArgs {
-    /// First device of the volume
+    /// First device of the volume, or the directory of its mount
     pub volume: PathBuf,
     /// The file or block device to add
     pub new: PathBuf,

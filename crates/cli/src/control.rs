@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use jericho_daemon::{GrowRequest, Stat, Where};
+use jericho_fuse::addition::{ADD, Add, AddRequest, added_name};
 use jericho_fuse::control::{
     Grow, InodePlacement, MOVE, PLACE, STAT, STAT_SLICES_PER_PAGE, SYNC, THREADS, TRIM, Trim,
     WHERE, grow_name,
@@ -134,6 +135,27 @@ pub fn grow(path: &Path, request: &GrowRequest) -> Result<Grow, Failure> {
         },
     )?;
     serde_json::from_slice(&value[..length]).map_err(|error| not_understood(path, &error))
+}
+
+/// Adds a device to the volume that contains `path`.
+pub fn add(path: &Path, request: &AddRequest) -> Result<Add, Failure> {
+    // Checks first that this is a mount, so that an error below concerns the addition.
+    stat(path)?;
+    let value = serde_json::to_vec(request).context("cannot write the request")?;
+    rustix::fs::lsetxattr(path, ADD, &value, XattrFlags::empty()).map_err(|errno| {
+        match errno {
+            Errno::PERM => Failure::new(format!(
+                "{}: only root and the user who mounted the volume may add a device to it",
+                path.display()
+            )),
+            Errno::OPNOTSUPP => Failure::new(format!(
+                "the daemon of {} is older than this program and cannot add a device to a mounted volume; unmount it first",
+                path.display()
+            )),
+            errno => explain(path, errno),
+        }
+    })?;
+    get(path, &added_name(request.number))
 }
 
 /// Returns where a file is.

@@ -1,7 +1,6 @@
 //! `jericho grow`: through the daemon if the volume is mounted, else in this process.
 
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use jericho_daemon::GrowRequest;
@@ -14,7 +13,7 @@ use crate::{control, mounts, size};
 
 pub fn run(args: &GrowArgs) -> Outcome {
     let shown = args.volume.display();
-    let mount = mount_of(&args.volume)?;
+    let mount = mounts::of_volume(&args.volume)?;
     let device = args.device.as_deref().map(Volume::device_id).transpose();
     let request = GrowRequest {
         device: device.map_err(refused)?,
@@ -53,32 +52,6 @@ fn line(grown: &GrownBytes) -> String {
 
 fn refused(error: VolumeError) -> Failure {
     Failure::new(error.to_string())
-}
-
-/// Returns the directory through which the daemon of a mounted volume is asked: `path` itself if it is a directory, else the mount
-/// of the volume whose first device it is. Returns `None` if the volume is not mounted here.
-fn mount_of(path: &Path) -> Result<Option<PathBuf>, Failure> {
-    let wanted = match std::fs::metadata(path) {
-        Ok(metadata) if metadata.is_dir() => return Ok(Some(path.into())),
-        // The request tells the user what to do.
-        Err(error) if mounts::says_dead(&error) => return Ok(Some(path.into())),
-        Ok(metadata) => metadata,
-        // The error of opening the volume is better.
-        Err(_) => return Ok(None),
-    };
-    let is_it = |source: &Path| {
-        std::fs::metadata(source).is_ok_and(|metadata| {
-            match wanted.file_type().is_block_device() && metadata.file_type().is_block_device() {
-                true => metadata.rdev() == wanted.rdev(),
-                false => (metadata.dev(), metadata.ino()) == (wanted.dev(), wanted.ino()),
-            }
-        })
-    };
-    let mounts = mounts::list()?.into_iter();
-    let mut ours = mounts.filter(|mount| mount.filesystem == mounts::FILESYSTEM);
-    Ok(ours
-        .find(|mount| is_it(&mount.source))
-        .map(|mount| mount.dir))
 }
 
 /// Grows a volume that no process uses.

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::failure::{Context, Failure};
@@ -32,6 +33,32 @@ pub fn list() -> Result<Vec<Mount>, Failure> {
 /// Returns the visible mount on exactly this directory (absolute, without links).
 pub fn at(dir: &Path) -> Result<Option<Mount>, Failure> {
     Ok(list()?.into_iter().rfind(|m| m.dir == dir))
+}
+
+/// Returns the directory through which the daemon of a mounted volume is asked: `path` itself if it is a directory, else the mount
+/// of the volume whose first device it is. Returns `None` if the volume is not mounted here.
+pub fn of_volume(path: &Path) -> Result<Option<PathBuf>, Failure> {
+    let wanted = match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => return Ok(Some(path.into())),
+        // The request tells the user what to do.
+        Err(error) if says_dead(&error) => return Ok(Some(path.into())),
+        Ok(metadata) => metadata,
+        // The error of opening the volume is better.
+        Err(_) => return Ok(None),
+    };
+    let is_it = |source: &Path| {
+        std::fs::metadata(source).is_ok_and(|metadata| {
+            match wanted.file_type().is_block_device() && metadata.file_type().is_block_device() {
+                true => metadata.rdev() == wanted.rdev(),
+                false => (metadata.dev(), metadata.ino()) == (wanted.dev(), wanted.ino()),
+            }
+        })
+    };
+    let mounts = list()?.into_iter();
+    let mut ours = mounts.filter(|mount| mount.filesystem == FILESYSTEM);
+    Ok(ours
+        .find(|mount| is_it(&mount.source))
+        .map(|mount| mount.dir))
 }
 
 fn parse(line: &[u8]) -> Option<Mount> {

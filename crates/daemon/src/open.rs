@@ -205,6 +205,7 @@ impl Mounted {
             homes,
             slices,
             fs,
+            added: Default::default(),
             _lock: lock,
         });
         let fast = Fast::new(volume.clone(), trusted, options.keeper);

@@ -10,6 +10,7 @@ use jericho_fs::types::SliceId;
 use jericho_fs::{File, Fs, Layout};
 use jericho_topology::{NodeId, Topology};
 use jericho_volume::{Volume, VolumeLock};
+use parking_lot::Mutex;
 
 /// An open volume. Does not change while it is open.
 ///
@@ -26,6 +27,8 @@ pub(crate) struct OpenVolume {
     pub homes: Vec<NodeId>,
     pub slices: Vec<Arc<Slice>>,
     pub fs: Arc<Fs>,
+    /// The locks of devices that were added since the mount.
+    pub added: Mutex<Vec<VolumeLock>>,
     /// Keeps the volume locked until the last reference is dropped.
     pub _lock: Option<VolumeLock>,
 }

@@ -59,7 +59,7 @@ fn mount(devices: &[Arc<dyn Device>]) -> Result<Arc<Fs>, String> {
 fn add(set: &DeviceSet, slices: usize) -> Result<(), AddError> {
     let devices = set.as_devices();
     let volume = open(&devices[..2]);
-    add_device(volume, devices[2].clone(), Path::new("three"), slices).map(drop)
+    add_device(&volume, devices[2].clone(), Path::new("three"), slices).map(drop)
 }
 
 /// Returns the devices that the volume has, of those in the set: a mount opens as many as the superblock of the first one names.
@@ -161,7 +161,7 @@ fn a_volume_of_one_slice_gets_a_second_one() {
     let devices = set.as_devices();
     format_devices(&devices[..1], &[PathBuf::from("one")], &options).unwrap();
     let volume = open(&devices[..1]);
-    add_device(volume, devices[1].clone(), Path::new("two"), 1).unwrap();
+    add_device(&volume, devices[1].clone(), Path::new("two"), 1).unwrap();
     let fs = mount(&devices).unwrap();
     let slices = use_all(&fs, "d", 4);
     assert!(slices.contains(&0) && slices.contains(&1), "{slices:?}");
@@ -187,10 +187,10 @@ fn a_device_is_refused_if_the_volume_cannot_have_it_and_nothing_changes() {
     );
     let devices = set.as_devices();
     let part = open(&[devices[0].clone(), absent_device("two", 80 * MIB)]);
-    let refused = add_device(part, devices[2].clone(), Path::new("three"), 1).unwrap_err();
+    let refused = add_device(&part, devices[2].clone(), Path::new("three"), 1).unwrap_err();
     assert!(refused.to_string().contains("two is missing"), "{refused}");
     let refused = add_device(
-        open(&devices[..2]),
+        &open(&devices[..2]),
         Arc::new(SimDevice::new("huge", 300 * 80 * MIB)),
         Path::new("huge"),
         255,
@@ -200,29 +200,90 @@ fn a_device_is_refused_if_the_volume_cannot_have_it_and_nothing_changes() {
     assert_eq!((digests(&shared), digests(&set)), before);
 }
 
+/// Whether the volume is mounted while the device is added.
+#[derive(Clone, Copy, PartialEq)]
+enum While {
+    Closed,
+    Mounted,
+}
+
+/// Adds the third device. In a mounted volume, makes durable directories before and after.
+fn add_while(set: &DeviceSet, state: While) -> Result<(), String> {
+    if state == While::Closed {
+        return add(set, 1).map_err(|error| error.to_string());
+    }
+    let devices = set.as_devices();
+    let volume = Arc::new(open(&devices[..2]));
+    let options = FsOptions {
+        store_cache_bytes: 1 << 20,
+        read_only: false,
+        inode_cache: 100,
+        commit_interval_ms: 3_600_000,
+    };
+    let fs = Fs::open(volume.clone(), vec![], options).map_err(|error| error.to_string())?;
+    let make = |name: &[u8]| {
+        let made = fs.mkdir(ROOT, name, 0o755, CALLER);
+        made.and_then(|_| fs.commit())
+            .map_err(|error| error.to_string())
+    };
+    make(b"before")?;
+    let added = add_device(&volume, devices[2].clone(), Path::new("three"), 1);
+    let made = make(b"after");
+    // The mount has the slices that it had.
+    let slices = use_some(&fs);
+    assert!(slices.iter().all(|slice| *slice < 2), "{slices:?}");
+    added.map_err(|error| error.to_string())?;
+    made?;
+    fs.close().map_err(|error| error.to_string())
+}
+
+/// Makes directories in the root, as long as that is possible. Returns their slices.
+fn use_some(fs: &Fs) -> Vec<u64> {
+    let make = |number| {
+        let name = format!("some{number}");
+        fs.mkdir(ROOT, name.as_bytes(), 0o755, CALLER).ok()
+    };
+    let made = (0..4).map_while(make);
+    made.map(|attr| slice_of(attr.ino)).collect()
+}
+
 #[test]
 fn a_power_cut_at_any_moment_of_an_addition_leaves_the_old_or_the_new_volume() {
+    cut_additions(While::Closed);
+}
+
+#[test]
+fn a_power_cut_at_any_moment_of_an_addition_to_a_mounted_volume_keeps_what_was_synced() {
+    cut_additions(While::Mounted);
+}
+
+fn cut_additions(state: While) {
     let (mut seen_old, mut seen_new, mut cuts) = (0, 0, 0);
     let made = made(true, 7);
     for nth in 1.. {
         let set = made.crash(0);
         let begun = set.supply().changes();
         set.supply().cut_at(nth);
-        let has_failed = add(&set, 1).is_err();
+        let failed = add_while(&set, state).err();
         // The last writes bring the older copies of the superblock up to date, and the addition does not need them.
         let is_cut = set.supply().changes() - begun >= nth;
-        for seed in 0..3 {
+        let seeds = if state == While::Closed { 3 } else { 1 };
+        for seed in 0..seeds {
             let what = format!("power cut at operation {nth}, seed {seed}");
             let after = set.crash(seed);
             let devices = devices_of(&after);
             let is_new = devices.len() == 3;
-            assert!(is_new || has_failed, "{what}: the addition is lost");
+            assert!(is_new || failed.is_some(), "{what}: the addition is lost");
             seen_old += u32::from(!is_new);
-            seen_new += u32::from(is_new && has_failed);
+            seen_new += u32::from(is_new && failed.is_some());
             assert_sound(&devices, &what);
             // The volume works, and the interrupted addition can be repeated.
             let fs = mount(&devices).unwrap();
             fs.lookup(ROOT, b"old").unwrap();
+            if failed.is_none() && state == While::Mounted {
+                fs.lookup(ROOT, b"before").unwrap();
+                fs.lookup(ROOT, b"after").unwrap();
+            }
             use_all(&fs, "a", 3);
             fs.close().unwrap();
             drop(fs);

@@ -13,10 +13,12 @@
 //! | `jericho.syncfs`  | the same for syncfs(2): also fails once after a write-back has failed, even if a retry has succeeded | |
 //! | `jericho.trim+FROM+LEAST` | [`Trim`] as JSON, after about a second: free space from byte FROM on, in runs of at least LEAST bytes | |
 //! | `jericho.grow+SIZE+DEVICE` | [`Grow`] as JSON, after the growth. SIZE is in bytes, 0: as large as the devices are. DEVICE is the id of its label in hexadecimal digits, `all`: every device | |
+//! | `jericho.add`     |                                                | adds the device of an [`AddRequest`](crate::addition::AddRequest) in JSON, for the next mount |
+//! | `jericho.added+N` | [`Add`](crate::addition::Add) as JSON, the result of the request with the number N | |
 //! | `jericho.move`    |                                                | moves this inode, and waits for the end |
 //!
 //! A place is written `node:N`, `N` or `slice:N`. A policy is `never`, `always`, `adaptive` or `inherit`. Only root and the
-//! inode's owner may set an attribute. Only root and the user who mounted may trim and grow.
+//! inode's owner may set an attribute. Only root and the user who mounted may trim, grow and add.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -29,6 +31,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::addition::{ADD, Additions};
 use crate::config::Transport;
 
 /// All names with this prefix belong to the daemon.
@@ -232,6 +235,8 @@ pub struct Control {
     trimmer: Worker,
     /// Runs growths in a thread of their own: the host may take long to allocate the space.
     grower: Worker,
+    /// The results of additions, which the grower also runs.
+    additions: Arc<Additions>,
 }
 
 /// Time limit for one part of a trim.
@@ -247,6 +252,7 @@ impl Control {
             syncer: Worker::new("syncer"),
             trimmer: Worker::new("trimmer"),
             grower: Worker::new("grower"),
+            additions: Arc::default(),
         }
     }
 
@@ -254,6 +260,9 @@ impl Control {
     pub fn get(&self, ino: Ino, name: &str) -> Result<Vec<u8>, i32> {
         if let Some(page) = name.strip_prefix(STAT) {
             return self.stat(page);
+        }
+        if let Some(added) = self.additions.result(name) {
+            return to_json(&added);
         }
         match name {
             WHERE => to_json(&self.mounted.where_is(ino).map_err(|e| e.errno())?),
@@ -361,6 +370,22 @@ impl Control {
         }));
     }
 
+    /// Adds a device, as the value says. Calls `reply` later, from another thread.
+    fn add(&self, value: &[u8], uid: u32, reply: impl FnOnce(Result<(), i32>) + Send + 'static) {
+        if uid != 0 && uid != effective_uid() {
+            return reply(Err(libc::EPERM));
+        }
+        let request = match Additions::parse(value) {
+            Ok(request) => request,
+            Err(errno) => return reply(Err(errno)),
+        };
+        let (mounted, additions) = (self.mounted.clone(), self.additions.clone());
+        self.grower.run(Box::new(move || {
+            additions.run(&mounted, &request);
+            reply(Ok(()));
+        }));
+    }
+
     fn stat(&self, page: &str) -> Result<Vec<u8>, i32> {
         let first: usize = match page.strip_prefix('+') {
             Some(number) => number.parse().map_err(|_| libc::ENODATA)?,
@@ -402,6 +427,9 @@ impl Control {
         uid: u32,
         reply: impl FnOnce(Result<(), i32>) + Send + 'static,
     ) {
+        if name == ADD {
+            return self.add(value, uid, reply);
+        }
         if name == THREADS {
             return reply(self.set_threads(ino, value, uid));
         }

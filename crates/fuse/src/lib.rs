@@ -4,11 +4,12 @@
 //! `jericho_fs::Fs` for names. Reading order: [`attach`] (how a directory becomes a mount), `protocol` (parses the kernel's
 //! messages and encodes answers), `device` and `ring` (how requests arrive), `reply` (how answers leave), `filesystem`
 //! (dispatches requests), then `names`, `attributes`, `open`, `bytes`, `listing` and `xattrs` (serve requests), `handles`
-//! (descriptors), `control` (the `jericho.*` attributes through which the command talks to the daemon), `workers` and `helpers`
+//! (descriptors), `control` and `addition` (the `jericho.*` attributes through which the command talks to the daemon), `workers` and `helpers`
 //! (where the threads run).
 #![forbid(unsafe_code)]
 
 mod access_times;
+pub mod addition;
 pub mod attach;
 mod attributes;
 mod bytes;

@@ -1,4 +1,5 @@
-//! Adds a device with new slices to a volume that no process uses.
+//! Adds a device with new slices to an open volume. Stores of the volume may be in use meanwhile. The volume keeps the slices with which it
+//! was opened: the new ones are used when it is opened again.
 //!
 //! The order of the durable writes makes a crash at any point leave the old volume or the new one:
 //!
@@ -15,15 +16,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
+use jericho_format::label::LabelState;
 use jericho_format::superblock::{
-    CHUNKS_MAX, DEVICES_MAX, REGIONS_MAX, SLICES_MAX, SliceEntry, Superblock,
+    CHUNKS_MAX, ChunkEntry, DEVICES_MAX, REGIONS_MAX, SLICES_MAX, SliceEntry, Superblock,
 };
 use jericho_storage::{Device, IoError, absent_device};
 
 use crate::error::VolumeError;
 use crate::format::{Summary, device_entry};
 use crate::growth::CONTAINERS_MAX;
-use crate::labels::label;
+use crate::labels::{label, path_of, read_label};
 use crate::layout::{self, Space};
 use crate::superblocks::Superblocks;
 use crate::volume::Volume;
@@ -37,6 +39,23 @@ pub enum AddError {
          their own; make a new volume and copy the files"
     )]
     SharedStore,
+    /// The volume is open for reading only.
+    #[error("the volume is mounted read-only; mount it for writing first")]
+    ReadOnly,
+    /// The volume takes no more changes.
+    #[error("the volume takes no changes: {0}")]
+    Failed(String),
+    /// The device has the label of a device of this volume.
+    #[error(
+        "it has the label of device {0} of this volume, so it is this device or a copy of it; if it is a copy that you do not need, add \
+         --force"
+    )]
+    Own(usize),
+    /// The device has a label of this volume, which does not have the device.
+    #[error(
+        "it was to become a device of this volume, and that addition did not end; if it holds nothing else, add --force"
+    )]
+    Interrupted,
     /// A device of the volume is missing.
     #[error("{0} is missing; a device can be added when all others are there")]
     Incomplete(Arc<str>),
@@ -66,8 +85,20 @@ impl From<IoError> for AddError {
     }
 }
 
+/// A device that was added.
+#[derive(Clone, Debug)]
+pub struct Added {
+    /// Number of its first slice.
+    pub first_slice: usize,
+    /// The new device and its slices.
+    pub summary: Summary,
+}
+
 /// Fails if nothing can be added to the volume.
 pub(crate) fn check(volume: &Volume, slices: usize) -> Result<(), AddError> {
+    if volume.read_only() {
+        return Err(AddError::ReadOnly);
+    }
     if slices == 0 {
         return Err(VolumeError::NoSlices.into());
     }
@@ -78,6 +109,21 @@ pub(crate) fn check(volume: &Volume, slices: usize) -> Result<(), AddError> {
         true => Err(AddError::SharedStore),
         false => Ok(()),
     }
+}
+
+/// Fails if a device has a label of this volume.
+pub(crate) fn check_label(volume: &Volume, device: &dyn Device) -> Result<(), AddError> {
+    let LabelState::Valid(label) = read_label(device)? else {
+        return Ok(());
+    };
+    if label.volume_uuid != volume.uuid() {
+        return Ok(());
+    }
+    let is_it = |s: &Superblock| s.devices.iter().position(|d| d.uuid == label.device_uuid);
+    Err(match volume.superblocks().with(is_it) {
+        Some(index) => AddError::Own(index),
+        None => AddError::Interrupted,
+    })
 }
 
 /// Fails if a device of this size cannot be added.
@@ -120,58 +166,93 @@ fn plan(
 
 /// Adds a device that is open for writing, and whatever it holds is lost. `path` is stored for finding it again. `make_contents` makes
 /// the metadata stores of the given indices, on the new device only: the volume that it gets has no other.
-///
-/// Takes the volume, because it is open with its old devices.
 pub fn add_device(
-    volume: Volume,
+    volume: &Volume,
     device: Arc<dyn Device>,
     path: &Path,
     slices: usize,
     make_contents: impl FnOnce(&Volume, Range<usize>) -> Result<(), VolumeError>,
-) -> Result<Summary, AddError> {
-    check(&volume, slices)?;
+) -> Result<Added, AddError> {
+    check(volume, slices)?;
+    // Until the end, only stores change the superblock: they append chunks, and change their positions and their own lengths.
+    let _alone = volume.lock_growth();
     let space = Space {
         name: device.name(),
         blocks: device.size_bytes() / PAGE_BYTES,
         node: device.home_node(),
     };
-    let mut planned = plan(&volume, &space, Some(path), slices)?;
+    let mut planned = plan(volume, &space, Some(path), slices)?;
     planned.head.sequence += 1;
-    let index = planned.devices.len() - 1;
-    let stores = planned.slices.len() - slices..planned.slices.len();
-    let label = label(&planned, index).encode();
+    let first = First {
+        device: planned.devices.len() - 1,
+        slice: planned.slices.len() - slices,
+        region: planned.regions.len() - slices,
+    };
+    let label = label(&planned, first.device).encode();
 
     device.write_at(0, &vec![0; PAGE_BYTES as usize])?;
     device.flush()?;
     // Nothing below reaches the old devices before the last step.
-    let old = volume.devices().iter();
-    let absent = old.map(|old| absent_device(&old.name(), old.size_bytes()));
+    let old = planned.devices[..first.device].iter();
+    let absent = old.map(|old| {
+        let name = path_of(old);
+        absent_device(&name.to_string_lossy(), old.blocks.get() * PAGE_BYTES)
+    });
     let devices: Vec<_> = absent.chain([device.clone()]).collect();
     let superblocks = Superblocks::create(vec![device.clone()], planned)?.over(devices.clone());
     let staged = Volume::assemble(devices, superblocks, false);
-    make_contents(&staged, stores.clone())?;
+    make_contents(&staged, first.slice..first.slice + slices)?;
     device.flush()?;
     device.write_at(0, &label)?;
     device.flush()?;
 
     let new = staged.superblocks().with(Superblock::clone);
-    let summary = summary(&new, &device, stores);
-    let join = |s: &mut Superblock| {
-        s.head.sequence = new.head.sequence;
-        s.devices = new.devices;
-        s.slices = new.slices;
-        s.regions = new.regions;
-        s.chunks = new.chunks;
-    };
-    volume
-        .superblocks()
-        .update(&[0], join)
-        .map_err(AddError::Last)?;
+    let summary = summary(&new, &device, first.slice..first.slice + slices);
+    join(volume, &new, &first)?;
     // Both copies get the device, so that the loss of one does not cost it. The addition does not depend on it.
     if let Err(error) = volume.superblocks().update(&[], |_| {}) {
         tracing::warn!(%error, "the older copy of the superblock does not have the new device");
     }
-    Ok(summary)
+    Ok(Added {
+        first_slice: first.slice,
+        summary,
+    })
+}
+
+/// Where the new entries begin in the tables.
+struct First {
+    device: usize,
+    slice: usize,
+    region: usize,
+}
+
+/// Appends the entries of the new device and its slices to the superblock of the volume.
+fn join(volume: &Volume, new: &Superblock, first: &First) -> Result<(), AddError> {
+    let on_it = |chunk: &&ChunkEntry| usize::from(chunk.device.get()) == first.device;
+    let chunks: Vec<ChunkEntry> = new.chunks.iter().filter(on_it).cloned().collect();
+    let mut too_many = None;
+    let append = |s: &mut Superblock| {
+        let asked = s.chunks.len() + chunks.len();
+        if asked > CHUNKS_MAX {
+            too_many = Some(asked as u64);
+            return;
+        }
+        s.head.sequence = s.head.sequence.get().max(new.head.sequence.get()).into();
+        s.devices.extend_from_slice(&new.devices[first.device..]);
+        s.slices.extend_from_slice(&new.slices[first.slice..]);
+        s.regions.extend_from_slice(&new.regions[first.region..]);
+        s.chunks.extend_from_slice(&chunks);
+    };
+    let joined = volume.superblocks().update(&[0], append);
+    // Stores of the volume have taken chunks since the plan.
+    if let Some(asked) = too_many {
+        return Err(AddError::TooMany {
+            what: "chunks of metadata",
+            asked,
+            most: CHUNKS_MAX as u64,
+        });
+    }
+    joined.map_err(AddError::Last)
 }
 
 /// Describes the new device and its slices.

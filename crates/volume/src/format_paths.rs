@@ -14,8 +14,8 @@ use jericho_format::superblock::FLAG_PREALLOCATED;
 use jericho_storage::{AlignedBuffer, Device, IoError, OpenOptions, open_device};
 use jericho_sys::block::{holes, punch_hole};
 
-use crate::add::{self, AddError};
-use crate::device::{OpenMode, inspect};
+use crate::add::{self, AddError, Added};
+use crate::device::{OpenMode, inspect, open_path};
 use crate::error::VolumeError;
 use crate::foreign;
 use crate::format::{FormatOptions, Summary, check_counts, check_plan, prepare, write};
@@ -241,16 +241,22 @@ fn preallocate_target(
     })
 }
 
-/// Adds a file (created if missing) or a block device to a volume that no other process uses, with `options.slices` new slices (1 if
-/// `None`). See `add_device`.
+/// Adds a file (created if missing) or a block device to an open volume, with `options.slices` new slices (1 if `None`). Also returns the
+/// lock of the device, which the caller keeps as long as the volume is open. See `add_device`.
 pub fn add(
-    volume: Volume,
+    volume: &Volume,
     path: &Path,
     options: &FormatOptions,
     make_contents: impl FnOnce(&Volume, Range<usize>) -> Result<(), VolumeError>,
-) -> Result<Summary, AddError> {
+) -> Result<(Added, VolumeLock), AddError> {
     let slices = options.slices.unwrap_or(1).into();
-    add::check(&volume, slices)?;
+    add::check(volume, slices)?;
+    // Of a device of the volume itself, the lock tells more.
+    if !options.force
+        && let Ok(device) = open_path(path, OpenMode::READ)
+    {
+        add::check_label(volume, &*device)?;
+    }
     let target = inspect_target(path, options)?;
     let lock = match target.new {
         true => None,
@@ -266,20 +272,24 @@ pub fn add(
             .flatten()
             .or(target.node),
     };
-    add::check_plan(&volume, &space, slices)?;
+    add::check_plan(volume, &space, slices)?;
     let result = (|| {
         let (device, path) = open_target(&target, options, 0)?;
+        let lock = match lock {
+            Some(lock) => lock,
+            None => Volume::lock(&target.path, OpenMode::WRITE)?,
+        };
         let allocates = volume.superblocks().with(|s| s.head.flags.get()) & FLAG_PREALLOCATED != 0;
         if target.is_file && allocates {
             preallocate_target(&target, &*device, options)?;
         }
-        add::add_device(volume, device, &path, slices, make_contents)
+        let added = add::add_device(volume, device, &path, slices, make_contents)?;
+        Ok((added, lock))
     })();
     // The volume may have the device already if the device belongs to it durably.
     if matches!(&result, Err(error) if !matches!(error, AddError::Last(_))) {
         undo(&target);
     }
-    drop(lock);
     result
 }
 

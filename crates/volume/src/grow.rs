@@ -107,6 +107,11 @@ pub enum GrowError {
         /// The host's error.
         cause: IoError,
     },
+    /// The device was added since the volume was opened.
+    #[error(
+        "the device was added to the volume since it was mounted; mount the volume again first"
+    )]
+    Added,
     /// The device with the first blocks of a slice is missing.
     #[error(
         "{device} cannot grow without {missing}, on which its slice begins; mount the volume with that device"
@@ -156,7 +161,10 @@ impl Volume {
             s.regions = planned.regions;
             s.slices = planned.slices;
         })?;
-        self.adopt(self.superblocks().with(slices_of));
+        // Without the slices of a device that was added since the volume was opened.
+        let mut slices = self.superblocks().with(slices_of);
+        slices.truncate(self.slices().len());
+        self.adopt(slices);
         // Both copies get the new size, so that the loss of one does not cost the space. The growth does not depend on it.
         if let Err(error) = self.superblocks().update(&[], |_| {}) {
             tracing::warn!(%error, "the older copy of the superblock keeps the size before the growth");
@@ -193,7 +201,12 @@ impl Volume {
         let are_several = named.len() > 1;
         let mut steps = vec![];
         for index in named {
-            let device = &self.devices()[index];
+            let Some(device) = self.devices().get(index) else {
+                if request.device.is_some() {
+                    return Err(GrowError::Added);
+                }
+                continue;
+            };
             if device.is_absent() {
                 continue;
             }

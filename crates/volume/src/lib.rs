@@ -25,7 +25,7 @@ mod space;
 pub mod superblocks;
 mod volume;
 
-pub use add::{AddError, add_device};
+pub use add::{AddError, Added, add_device};
 pub use appended::Appended;
 pub use device::OpenMode;
 pub use error::VolumeError;

@@ -317,7 +317,7 @@ fn a_volume_has_an_added_device_if_the_first_device_says_so_and_whatever_others_
     let add = || {
         let volume = open(devices[..2].to_vec());
         let path = PathBuf::from("three");
-        add_device(volume, devices[2].clone(), &path, 1, |_, _| Ok(()))
+        add_device(&volume, devices[2].clone(), &path, 1, |_, _| Ok(()))
     };
     // Only the second device gets the new superblock.
     fail(&set, 0);
@@ -435,4 +435,58 @@ fn a_power_cut_in_the_middle_of_changes_keeps_all_that_were_made_durable() {
         }
     }
     assert!(cuts > 30, "only {cuts} operations");
+}
+
+#[test]
+fn a_device_is_added_while_the_volume_is_in_use() {
+    for slices in [1, 2] {
+        // A volume of one slice has one store, and each slice has its own afterwards.
+        let set = formatted(3);
+        let options = FormatOptions {
+            slices: Some(slices as u16),
+            has_stores: Some(true),
+            force: true,
+            ..FormatOptions::default()
+        };
+        let devices = set.as_devices();
+        format_devices(&devices[..slices], &[], &options, |_| Ok(())).unwrap();
+        let volume = open(devices[..slices].to_vec());
+        take_chunk(&volume, 0, 0).unwrap();
+        for (number, device) in (slices..3).zip(&devices[slices..]) {
+            let path = PathBuf::from("new");
+            let used = |staged: &Volume, stores: std::ops::Range<usize>| {
+                assert_eq!(stores, number..number + 1);
+                // Stores of the volume, and the new one, get space meanwhile.
+                (0..slices).for_each(|slice| take_chunk(&volume, slice, number as u64).unwrap());
+                Ok(take_chunk(staged, number, 0)?)
+            };
+            let added = add_device(&volume, device.clone(), &path, 1, used).unwrap();
+            assert_eq!(added.first_slice, number);
+            assert_eq!(
+                volume.slices().len(),
+                slices,
+                "its slices are of the next mount"
+            );
+            take_chunk(&volume, 0, 10 + number as u64).unwrap();
+        }
+        // The device of the volume grows, not the new one.
+        set.devices()
+            .iter()
+            .for_each(|device| device.enlarge(200 * MIB));
+        let grown = volume.grow(&GrowRequest::default()).unwrap();
+        assert_eq!(grown.len(), slices);
+        assert_eq!(volume.slices().len(), slices);
+        let size = volume.slices()[0].blocks;
+        drop(volume);
+        let volume = open(devices);
+        let (added, old) = (3 - slices, slices);
+        assert_eq!(
+            (volume.slices().len(), volume.slices()[0].blocks),
+            (3, size)
+        );
+        assert_eq!(taken(&volume, 0).0, 1 + 2 * added);
+        assert!((1..old).all(|slice| taken(&volume, slice).0 == added));
+        assert!((old..3).all(|slice| taken(&volume, slice) == (1, 64)));
+        assert_eq!(volume.grow(&GrowRequest::default()).unwrap().len(), added);
+    }
 }

@@ -1,10 +1,11 @@
-//! `jericho add`: on files, and every request that it refuses.
+//! `jericho add`: on files, mounted and not, and every request that it refuses.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use super::support::{Volume, fail, jericho, pattern, succeed};
+use super::support::commands::wait_until;
+use super::support::{Volume, fail, jericho, output, pattern, succeed};
 
 const MIB: u64 = 1 << 20;
 
@@ -77,9 +78,162 @@ fn an_added_file_is_used_by_the_next_mount_and_keeps_what_it_gets() {
     volume.umount();
 }
 
+/// A program under `jericho run` that appends lines with numbers to a file, until another file exists.
+struct Counter {
+    child: std::process::Child,
+    log: PathBuf,
+    stop: PathBuf,
+}
+
+impl Counter {
+    fn start(volume: &Volume) -> Counter {
+        let (log, stop) = (volume.at("log"), volume.at("stop"));
+        let text = "i=0; until test -e \"$2\"; do i=$((i + 1)); echo $i >> \"$1\" || exit 1; done";
+        let mut run = jericho(["run", "--", "sh", "-c", text, "sh"]);
+        run.arg(&log).arg(&stop).stdin(Stdio::null());
+        let child = run.spawn().expect("jericho run");
+        Counter { child, log, stop }
+    }
+
+    fn lines(&self) -> u64 {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        text.lines().count() as u64
+    }
+
+    /// Waits until the program has written more.
+    fn goes_on(&self) {
+        let before = self.lines();
+        wait_until("the program writes on", || self.lines() > before + 5);
+    }
+
+    fn end(mut self) {
+        File::create(&self.stop).expect("a file");
+        assert!(self.child.wait().expect("its end").success());
+        let text = fs::read_to_string(&self.log).expect("the log");
+        for (line, number) in text.lines().zip(1..) {
+            assert_eq!(line, number.to_string());
+        }
+    }
+}
+
+#[test]
+fn a_device_is_added_while_programs_use_the_volume_and_the_next_mount_has_its_slices() {
+    let volume = Volume::mounted();
+    fill(&volume, "before");
+    let size = || rustix::fs::statvfs(volume.mnt()).expect("statvfs").f_blocks;
+    let old_size = size();
+    let counter = Counter::start(&volume);
+    counter.goes_on();
+    let new = [volume.beside("one"), volume.beside("two")];
+    // By the volume, and by the directory of the mount.
+    let text = succeed(&mut add(&volume.file(), &new[0], &["--size", "96M"]));
+    assert!(
+        text.contains("slice 2") && text.contains("mount it again"),
+        "{text}"
+    );
+    counter.goes_on();
+    let arguments = ["--size", "160M", "--slices", "2"];
+    let text = succeed(&mut add(&volume.mnt(), &new[1], &arguments));
+    assert!(
+        text.contains("slice 3") && text.contains("slice 4"),
+        "{text}"
+    );
+    counter.goes_on();
+    assert_eq!((slices(&volume), size()), (2, old_size));
+
+    // A new device is one of the volume, and grows with the next mount at the earliest.
+    let message = fail(&mut add(&volume.mnt(), &new[0], &[]), 1);
+    assert!(message.contains("device 1 of this volume"), "{message}");
+    let message = fail(&mut add(&volume.mnt(), &new[0], &["--force"]), 1);
+    assert!(message.contains("in use by process"), "{message}");
+    let mut grow = jericho(["grow"]);
+    grow.arg(volume.mnt())
+        .arg("--device")
+        .arg(&new[0])
+        .args(["--size", "128M"]);
+    let message = fail(&mut grow, 1);
+    assert!(message.contains("mount the volume again"), "{message}");
+    // The others grow now.
+    let mut grow = jericho(["grow"]);
+    grow.arg(volume.mnt())
+        .arg("--device")
+        .arg(volume.file())
+        .args(["--size", "384M"]);
+    succeed(&mut grow);
+    assert_eq!(slices(&volume), 2);
+    let old_size = size();
+    counter.goes_on();
+    counter.end();
+    fill(&volume, "then");
+
+    volume.umount();
+    volume.check();
+    volume.mount();
+    assert_eq!(slices(&volume), 5);
+    let grown = size() - old_size;
+    assert!(grown > 170 * MIB / 4096, "{grown} blocks");
+    ["before", "then"]
+        .iter()
+        .for_each(|name| assert_filled(&volume, name));
+    let found = fill(&volume, "after");
+    assert!((0..5).all(|slice| found.contains(&slice)), "{found:?}");
+    volume.remount();
+    assert_filled(&volume, "after");
+    volume.umount();
+    volume.check();
+}
+
+#[test]
+fn a_daemon_that_is_killed_in_an_addition_leaves_the_old_volume_or_the_new_one() {
+    let is_labelled = |new: &Path| fs::read(new).is_ok_and(|bytes| bytes.starts_with(b"JERICHO"));
+    let stages: [&dyn Fn(&Path) -> bool; 4] = [
+        &|_| true,
+        &|new| new.exists(),
+        &|new| fs::metadata(new).is_ok_and(|metadata| metadata.len() == 96 * MIB),
+        &is_labelled,
+    ];
+    for (stage, is_reached) in stages.iter().enumerate() {
+        let volume = Volume::mounted();
+        fill(&volume, "before");
+        succeed(jericho(["sync"]).arg(volume.mnt()));
+        let new = volume.beside("new");
+        let mut adding = add(&volume.file(), &new, &["--size", "96M"]);
+        adding.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let adding = adding.spawn().expect("jericho add");
+        wait_until("the addition gets that far", || is_reached(&new));
+        let pid = volume.signal_daemon(rustix::process::Signal::KILL);
+        Volume::wait_for_end(pid);
+        let is_added = adding.wait_with_output().expect("its end").status.success();
+        let _ = output(jericho(["umount"]).arg(volume.mnt()));
+        volume.check();
+        volume.mount();
+        let count = slices(&volume);
+        assert!(
+            count == 3 || (count == 2 && !is_added),
+            "stage {stage}: {count} slices"
+        );
+        assert_filled(&volume, "before");
+        if count == 2 {
+            succeed(&mut add(
+                &volume.file(),
+                &new,
+                &["--size", "96M", "--force"],
+            ));
+            volume.remount();
+        }
+        assert_eq!(slices(&volume), 3, "stage {stage}");
+        fill(&volume, "after");
+        volume.remount();
+        assert_filled(&volume, "before");
+        assert_filled(&volume, "after");
+        volume.umount();
+        volume.check();
+    }
+}
+
 #[test]
 fn additions_that_are_refused_change_nothing() {
-    let volume = Volume::mounted();
+    let volume = Volume::formatted();
     let file = |name: &str, mib: u64| -> PathBuf {
         let path = volume.beside(name);
         let file = File::create(&path).expect("a file");
@@ -87,6 +241,12 @@ fn additions_that_are_refused_change_nothing() {
         path
     };
     let new = file("new", 100);
+    let other = file("other", 100);
+    succeed(jericho(["format"]).arg(&other));
+    let text = volume.beside("text");
+    fs::write(&text, pattern(1, 100 << 20)).expect("write");
+    let copy = volume.beside("copy");
+    fs::copy(volume.file(), &copy).expect("a copy");
     let refused = |new: &Path, arguments: &[&str], words: &[&str]| {
         let before = fs::read(new).ok();
         let message = fail(&mut add(&volume.file(), new, arguments), 1);
@@ -95,33 +255,56 @@ fn additions_that_are_refused_change_nothing() {
         }
         assert!(fs::read(new).ok() == before, "{} changed", new.display());
     };
-    refused(&new, &[], &["in use"]);
-    volume.umount();
-    let device = fs::read(volume.file()).expect("the volume");
-    refused(&new, &["--slices", "2"], &["too small", "fewer slices"]);
-    refused(&new, &["--slices", "0"], &["at least 1 slice"]);
-    refused(&new, &["--slices", "255"], &["slices"]);
-    refused(&volume.beside("missing"), &[], &["--size"]);
+    let all_are_refused = || {
+        refused(&new, &["--slices", "2"], &["too small", "fewer slices"]);
+        refused(&new, &["--slices", "0"], &["at least 1 slice"]);
+        refused(&new, &["--slices", "255"], &["slices"]);
+        refused(&volume.beside("missing"), &[], &["--size"]);
+        refused(
+            &copy,
+            &[],
+            &["device 0 of this volume", "a copy of it", "--force"],
+        );
+        refused(&other, &[], &["a Jericho volume", "--force"]);
+        refused(&text, &[], &["data", "--force"]);
+    };
     let own = volume.file();
-    refused(&own, &[], &["a Jericho volume"]);
+    let device = fs::read(volume.file()).expect("the volume");
+    all_are_refused();
+    refused(&own, &[], &["device 0 of this volume"]);
     refused(&own, &["--force"], &["in use"]);
-    let other = file("other", 100);
-    succeed(jericho(["format"]).arg(&other));
-    refused(&other, &[], &["a Jericho volume", "--force"]);
-    let text = volume.beside("text");
-    fs::write(&text, pattern(1, 100 << 20)).expect("write");
-    refused(&text, &[], &["data", "--force"]);
     assert!(fs::read(volume.file()).expect("the volume") == device);
+    volume.mount();
+    all_are_refused();
+    let message = fail(&mut add(&own, &own, &["--force"]), 1);
+    assert!(message.contains("in use by process"), "{message}");
+    // A device of another mounted volume is in use by its daemon.
+    let mnt = volume.beside("other-mnt");
+    fs::create_dir(&mnt).expect("mkdir");
+    succeed(jericho(["mount", "--cache", "32M"]).arg(&other).arg(&mnt));
+    refused(&other, &["--force"], &["other is in use by process"]);
+    succeed(jericho(["umount"]).arg(&mnt));
+    assert_eq!(slices(&volume), 2);
+    volume.umount();
+    volume.check();
+    succeed(volume.mount_command().arg("--read-only"));
+    refused(&new, &[], &["read-only"]);
+    volume.umount();
 
     // Slices that share a store cannot be joined.
     let small = file("small", 64);
     succeed(jericho(["format", "--slices", "2"]).arg(&small));
     let message = fail(&mut add(&small, &new, &[]), 1);
     assert!(message.contains("share one metadata store"), "{message}");
-    // With --force, `add` takes the device that it refused above.
+    // The volume loses an addition, as if a crash had interrupted it before its last step.
+    succeed(&mut add(&volume.file(), &new, &[]));
+    fs::write(volume.file(), &device).expect("write");
+    refused(&new, &[], &["that addition did not end", "--force"]);
+    // With --force, `add` takes the devices that it refused above.
+    succeed(&mut add(&volume.file(), &new, &["--force"]));
     succeed(&mut add(&volume.file(), &other, &["--force"]));
     volume.mount();
-    assert_eq!(slices(&volume), 3);
+    assert_eq!(slices(&volume), 4);
     volume.umount();
     volume.check();
 }
