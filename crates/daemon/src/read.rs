@@ -7,6 +7,7 @@ use std::sync::Arc;
 use jericho_cache::{Error as CacheError, Grant, Intent, Latched, PAGES_PER_GET_MAX};
 use jericho_format::PAGE_BYTES;
 use jericho_fs::Result;
+use jericho_fs::error::of_cache;
 use jericho_fs::types::{Ino, SliceId};
 use jericho_fs::{File, Layout};
 use jericho_shm::{Key, RangeCounts, Segments, TargetParts};
@@ -523,7 +524,7 @@ where
             Err(error) => {
                 // Drops the guard before the reply, as after a successful read.
                 drop(self.whole);
-                return (self.reply)(Err(error.into()), self.buffer);
+                return (self.reply)(Err(of_cache(error)), self.buffer);
             }
         }
         if self.done < self.len {

@@ -8,6 +8,7 @@ use std::sync::{Arc, mpsc};
 
 use jericho_cache::{Grant, Intent, OWNER_DAEMON, PAGES_PER_GET_MAX, Slice};
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
+use jericho_fs::error::of_cache;
 use jericho_fs::types::SliceId;
 use jericho_fs::{Error, Result};
 use jericho_fs::{File, Writing};
@@ -377,7 +378,7 @@ impl Progress {
                     }
                 }
                 Ok(None) => return Step::Wait,
-                Err(error) => return Step::Failed(error.into()),
+                Err(error) => return Step::Failed(of_cache(error)),
             }
         }
         Step::Done
@@ -479,7 +480,7 @@ impl Progress {
         if let Some(slice) = self.throttling(data.len()).cloned() {
             return slice.when_not_throttling(move |result| match result {
                 Ok(()) => self.resume(data, reply),
-                Err(error) => self.fail(error.into(), data.len(), reply),
+                Err(error) => self.fail(of_cache(error), data.len(), reply),
             });
         }
         let piece = self.piece(data.len());
@@ -494,7 +495,7 @@ impl Progress {
                         return slice.when_unlatched(latched, move || self.resume(data, reply));
                     }
                 }
-                Err(error) => return self.fail(error.into(), data.len(), reply),
+                Err(error) => return self.fail(of_cache(error), data.len(), reply),
             }
             self.resume(data, reply);
         });

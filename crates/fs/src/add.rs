@@ -10,7 +10,7 @@ use jericho_volume::{AddError, Added, FormatOptions, Volume, VolumeError, Volume
 use crate::errno::EROFS;
 use crate::error::Error;
 use crate::fs::Fs;
-use crate::metadata;
+use crate::stores;
 
 /// Memory for the pages of a new store.
 const STORE_CACHE_BYTES: usize = 8 << 20;
@@ -50,5 +50,5 @@ impl Fs {
 }
 
 fn make_stores(volume: &Volume, stores: Range<usize>) -> Result<(), VolumeError> {
-    Ok(metadata::create_added(volume, STORE_CACHE_BYTES, stores)?)
+    Ok(stores::create_added(volume, STORE_CACHE_BYTES, stores)?)
 }

@@ -46,7 +46,6 @@ use self::reads::{LastRead, Reads};
 use self::stores::{Stores, Subject};
 use crate::alloc::Allocator;
 use crate::error::Error;
-use crate::metadata;
 use crate::store::Store;
 use crate::store::region::Region;
 
@@ -291,7 +290,7 @@ fn stores_are_readable(
     progress: &Progress,
     findings: &mut Vec<Finding>,
 ) -> Result<bool, VolumeError> {
-    let regions = metadata::regions(volume, LastRead::over);
+    let regions = jericho_metadata::stores::regions(volume, LastRead::over);
     let bytes = regions.iter().map(|(region, _)| region.len_bytes()).sum();
     progress.begin(Stage::Pages, bytes);
     let verify = |(region, _): &(Arc<Region>, Arc<LastRead>)| Ok(Store::verify(region));
@@ -328,7 +327,7 @@ fn open_stores<'p>(
     repair: bool,
     progress: &'p Progress,
 ) -> Result<(Stores<'p>, Vec<String>), Error> {
-    let (stores, damage) = metadata::open_stores_only(volume, STORE_BYTES, repair)?;
+    let (stores, damage) = jericho_metadata::stores::open_stores_only(volume, STORE_BYTES, repair)?;
     Ok((Stores::new(stores, volume, progress), damage))
 }
 
@@ -377,5 +376,7 @@ fn repair(
     Ok(())
 }
 
+#[cfg(test)]
+mod recovery_tests;
 #[cfg(test)]
 mod tests;

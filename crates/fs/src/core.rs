@@ -18,7 +18,7 @@ use crate::data::shared_flushes::SharedFlushes;
 use crate::data::write_errors::{SeenErrors, WriteErrors};
 use crate::discard::Discards;
 use crate::errno::*;
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
 use crate::flushes::DataFlushes;
 use crate::inode::{File, FileHost, Inode, Meta};
 use crate::numbers::Numbers;
@@ -503,7 +503,7 @@ pub fn wait(start: impl FnOnce(jericho_cache::Done)) -> Result<()> {
     receiver
         .recv()
         .unwrap_or(Err(jericho_cache::Error::Closed))
-        .map_err(Error::from)
+        .map_err(error::of_cache)
 }
 
 /// Checks a name to be created or looked up.

@@ -1,77 +1,11 @@
 //! Errors of filesystem operations.
 
-use std::sync::Arc;
+pub use jericho_metadata::error::{Error, Result};
 
-use jericho_journal::AppendError;
-use jericho_storage::IoError;
-use jericho_volume::VolumeError;
-
-/// Result of a filesystem operation.
-pub type Result<T> = std::result::Result<T, Error>;
-
-/// An error, with the errno for the program and the cause if there is one.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum Error {
-    /// An outcome for which POSIX has an errno (ENOENT, EEXIST, ...).
-    #[error("{}", std::io::Error::from_raw_os_error(*.0))]
-    Errno(i32),
-    /// A device failed.
-    #[error(transparent)]
-    Io(#[from] IoError),
-    /// The metadata store failed. Holds its message.
-    #[error("metadata store: {0}")]
-    Store(String),
-    /// The bytes of the volume contradict each other. Holds the place and the contradiction.
-    #[error("volume is damaged: {0}; run jericho check")]
-    Damaged(String),
-    /// The journal cannot be used. Holds the place and the cause.
-    #[error("journal: {0}")]
-    Journal(Arc<str>),
-    /// A panic interrupted an operation, so the state in memory may be inconsistent.
-    #[error("a panic interrupted an operation; no changes until the next mount")]
-    HalfDone,
-}
-
-impl Error {
-    /// Returns the errno for the program.
-    pub fn errno(&self) -> i32 {
-        match self {
-            Error::Errno(e) => *e,
-            Error::Io(e) => e.errno(),
-            Error::Store(_) => 5, // EIO
-            // EUCLEAN
-            Error::Damaged(_) | Error::Journal(_) => 117,
-            Error::HalfDone => 5, // EIO
-        }
-    }
-
-    /// Returns whether the volume is full. If the host of a device is full, the errno is the same, but removing files on the
-    /// volume does not help.
-    pub fn is_full_volume(&self) -> bool {
-        matches!(self, Error::Errno(28)) // ENOSPC
-    }
-}
-
-impl From<AppendError> for Error {
-    fn from(error: AppendError) -> Error {
-        match error {
-            AppendError::Io(error) => Error::Io(error),
-            error => Error::Journal(error.to_string().into()),
-        }
-    }
-}
-
-impl From<Error> for VolumeError {
-    fn from(error: Error) -> VolumeError {
-        VolumeError::Store(error.into())
-    }
-}
-
-impl From<jericho_cache::Error> for Error {
-    fn from(e: jericho_cache::Error) -> Error {
-        match e {
-            jericho_cache::Error::Io(e) => Error::Io(e),
-            e => Error::Errno(e.errno()),
-        }
+/// Returns the error of a cache operation as one of the filesystem.
+pub fn of_cache(error: jericho_cache::Error) -> Error {
+    match error {
+        jericho_cache::Error::Io(e) => Error::Io(e),
+        e => Error::Errno(e.errno()),
     }
 }

@@ -20,11 +20,11 @@ use crate::data::write_errors::{SeenErrors, WriteErrors};
 use crate::discard::{Discards, discarder};
 use crate::error::{Error, Result};
 use crate::flushes::DataFlushes;
-use crate::metadata;
 use crate::numbers::Numbers;
 use crate::objects::AllObjects;
 use crate::shards::Shards;
 use crate::store::{Change, CheckpointNeed};
+use crate::stores;
 use crate::table::Table;
 use crate::types::*;
 
@@ -55,7 +55,7 @@ impl Fs {
         if !options.read_only {
             volume.mark_dirty()?;
         }
-        let (stores, allocator) = metadata::open(&volume, options.store_cache_bytes)?;
+        let (stores, allocator) = stores::open(&volume, options.store_cache_bytes)?;
         let shards = Shards::new(stores, options.commit_interval_ms)?;
         let root = &shards.of_ino(ROOT).store;
         if root.inode(ROOT)?.is_none() {
@@ -95,7 +95,7 @@ impl Fs {
         fs.start_threads()?;
         fs.remove_orphans()?;
         for shard in fs.core.shards.map().all().iter() {
-            if fs.core.allocator.logged_of(shard).len() > 0 && !fs.core.options.read_only {
+            if !fs.core.allocator.logged_of(shard).is_empty() && !fs.core.options.read_only {
                 let checkpoints = &fs.core.shards.get(shard).checkpoints;
                 checkpoints.note(CheckpointNeed::AtLast);
             }

@@ -100,7 +100,7 @@ impl Core {
         for shard in self.shards.of_set(set) {
             // After a failure the batch may contain half an operation.
             shard.commits.failure()?;
-            if set.len() > 1 {
+            if set.count() > 1 {
                 shard.commits.link(set);
             }
         }

@@ -1,35 +1,30 @@
-//! Namespace, inodes, extents, allocation, placement and the metadata store.
+//! Namespace, inodes, extents, placement, commits and the check of a volume.
 //!
 //! Knows pages only as ranges of a file. Does not know clients: the daemon checks which client may ask for an operation.
 #![forbid(unsafe_code)]
 
 pub mod add;
-pub mod alloc;
 pub mod check;
 mod commit;
 mod core;
 mod data;
 mod discard;
-mod errno;
 pub mod error;
 mod flushes;
-pub mod format;
 mod fs;
 mod gates;
 mod grow;
 mod ino_map;
 mod inode;
-mod logged;
-pub mod metadata;
 mod names;
-mod numbers;
 mod objects;
-mod shard;
 mod shards;
-pub mod store;
 mod table;
 mod times;
 pub mod types;
+
+pub use jericho_metadata::format;
+use jericho_metadata::{alloc, errno, logged, numbers, shard, store, stores};
 
 pub use data::file::Writing;
 pub use data::layout::Layout;

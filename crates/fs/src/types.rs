@@ -4,31 +4,7 @@ use std::time::SystemTime;
 
 use crate::error::Result;
 
-/// Inode number: a slice and the value of its counter (`jericho_format::record::ino_of`). 1 is the root.
-pub type Ino = u64;
-/// The root directory.
-pub const ROOT: Ino = 1;
-
-pub use jericho_volume::SliceId;
-
-/// File type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// Regular file.
-    File,
-    /// Directory.
-    Directory,
-    /// Symbolic link.
-    Symlink,
-    /// FIFO.
-    Fifo,
-    /// Socket.
-    Socket,
-    /// Character device.
-    CharDevice,
-    /// Block device.
-    BlockDevice,
-}
+pub use jericho_metadata::types::{Ino, Kind, ROOT, SliceId};
 
 /// Attributes as stat(2) returns them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,9 +15,8 @@ use counting::Counting;
 use jericho_format::record::{INO_MARK_STEP, INODES_NAME};
 use jericho_fs::check::{CheckOptions, Progress, check_devices_showing};
 use jericho_fs::format::format;
-use jericho_fs::metadata;
-use jericho_fs::store::{Change, Extent, InodeRecord};
 use jericho_fs::types::{Ino, Kind, ROOT};
+use jericho_metadata::store::{Change, Extent, InodeRecord};
 use jericho_storage::{OpenOptions, open_device};
 use jericho_volume::{Blocks, FormatOptions, OpenMode, Volume};
 
@@ -106,7 +105,7 @@ fn make(path: &Path, inodes: u64, size_bytes: u64) {
     format(&[path.to_owned()], &options).unwrap();
     let device = open_device(path, OpenOptions::default()).unwrap();
     let volume = Volume::open_from_devices(vec![device], OpenMode::WRITE).unwrap();
-    let (stores, allocator) = metadata::open(&volume, 64 << 20).unwrap();
+    let (stores, allocator) = jericho_metadata::stores::open(&volume, 64 << 20).unwrap();
     let store = &stores[0];
     let (mut next, end) = (2, 2 + inodes);
     while next < end {

@@ -70,7 +70,10 @@ impl Mount {
             slice.get(&file.object(), page, 1, Intent::Modify, move |pinned| {
                 sender.send(pinned).unwrap();
             });
-            let mut pinned = receiver.recv().unwrap()?;
+            let mut pinned = receiver
+                .recv()
+                .unwrap()
+                .map_err(jericho_fs::error::of_cache)?;
             pinned.write(page, 0, bytes).unwrap();
             drop(pinned);
             let at = page * PAGE;

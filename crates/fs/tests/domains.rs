@@ -99,7 +99,10 @@ impl Mounted {
         slice.get(&file.object(), 0, pages, intent, move |pinned| {
             sender.send(pinned).unwrap();
         });
-        let mut pinned = receiver.recv().unwrap()?;
+        let mut pinned = receiver
+            .recv()
+            .unwrap()
+            .map_err(jericho_fs::error::of_cache)?;
         for (page, bytes) in (0..).zip(data.chunks(4096)) {
             pinned.write(page, 0, bytes).unwrap();
         }
@@ -117,7 +120,12 @@ impl Mounted {
             slice.get(&file.object(), page, 1, intent, move |pinned| {
                 sender.send(pinned).unwrap();
             });
-            receiver.recv().unwrap()?.read(page, 0, bytes).unwrap();
+            receiver
+                .recv()
+                .unwrap()
+                .map_err(jericho_fs::error::of_cache)?
+                .read(page, 0, bytes)
+                .unwrap();
         }
         Ok(data)
     }

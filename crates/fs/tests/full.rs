@@ -7,9 +7,8 @@ use std::sync::Arc;
 
 use jericho_fs::Result;
 use jericho_fs::format::format_devices;
-use jericho_fs::metadata;
-use jericho_fs::store::{Change, InodeRecord, Store};
 use jericho_fs::types::{Kind, ROOT};
+use jericho_metadata::store::{Change, InodeRecord, Store};
 use jericho_sim::SimDevice;
 use jericho_storage::Device;
 use jericho_volume::{FormatOptions, OpenMode, Volume};
@@ -199,7 +198,7 @@ fn a_hundred_thousand_rows_removed_in_one_batch_find_room_in_a_full_metadata_reg
     format_devices(&devices, &[], &FormatOptions::default()).unwrap();
     let open = |device: Arc<SimDevice>| {
         let volume = Volume::open_from_devices(vec![device], OpenMode::WRITE).unwrap();
-        metadata::open(&volume, 64 << 20).unwrap()
+        jericho_metadata::stores::open(&volume, 64 << 20).unwrap()
     };
     let (stores, allocator) = open(device.clone());
     let store = &stores[0];

@@ -14,9 +14,9 @@ use counting::Counting;
 use jericho_format::record::{INO_MARK_STEP, INODES_NAME, ino_of};
 use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::format::{format, format_devices};
-use jericho_fs::store::{Change, InodeRecord};
 use jericho_fs::types::{Caller, Ino, Kind, ROOT};
-use jericho_fs::{Fs, FsOptions, metadata};
+use jericho_fs::{Fs, FsOptions};
+use jericho_metadata::store::{Change, InodeRecord};
 use jericho_sim::SimDevice;
 use jericho_storage::{Device, OpenOptions, open_device};
 use jericho_volume::{FormatOptions, OpenMode, Volume};
@@ -103,7 +103,7 @@ fn killed_with(path: &Path, files: u64, size_bytes: u64) {
     format(&[path.to_owned()], &options).unwrap();
     let volume = Volume::open_from_devices(vec![open_file(path)], OpenMode::WRITE).unwrap();
     volume.mark_dirty().unwrap();
-    let (stores, allocator) = metadata::open(&volume, 64 << 20).unwrap();
+    let (stores, allocator) = jericho_metadata::stores::open(&volume, 64 << 20).unwrap();
     let store = &stores[0];
     let (mut next, end) = (2, 2 + files);
     let commit = |from: u64, to: u64| {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use jericho_format::record;
 use jericho_fs::Error;
-use jericho_fs::alloc::Allocator;
 use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::format::format_devices;
-use jericho_fs::store::{Change, Extent, InodeRecord, Store};
 use jericho_fs::types::{Kind, ROOT};
+use jericho_metadata::alloc::Allocator;
+use jericho_metadata::store::{Change, Extent, InodeRecord, Store};
 use jericho_sim::{FaultPlan, SimDevice};
 use jericho_storage::Device;
 use jericho_volume::{FormatOptions, OpenMode, Volume};
@@ -120,7 +120,7 @@ fn work(device: &Arc<SimDevice>) -> (u64, Option<Error>) {
     let result = (|| {
         let volume = open(device)?;
         volume.mark_dirty()?;
-        let (stores, allocator) = jericho_fs::metadata::open(&volume, 8 << 20)?;
+        let (stores, allocator) = jericho_metadata::stores::open(&volume, 8 << 20)?;
         for number in 0..BATCHES {
             stores[0].commit(&batch(&volume, &stores[0], &allocator, number)?)?;
             done += 1;
@@ -149,7 +149,7 @@ fn a_power_cut_at_any_moment_leaves_a_sound_volume_with_all_acknowledged_batches
             let report = check_devices(view, CheckOptions::default()).unwrap();
             assert!(report.is_sound(), "{what}: {:?}", report.findings);
             let volume = open(&after).unwrap();
-            let (stores, _allocator) = jericho_fs::metadata::open(&volume, 1 << 20).unwrap();
+            let (stores, _allocator) = jericho_metadata::stores::open(&volume, 1 << 20).unwrap();
             let files = stores[0].inode_count().unwrap() - 1;
             let batches = (0..=BATCHES).find(|batches| files_after(*batches) == files);
             let batches = batches.unwrap_or_else(|| panic!("{what}: found a part of a batch"));

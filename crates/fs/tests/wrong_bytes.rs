@@ -247,7 +247,8 @@ fn read(file: &Arc<File>, slices: &[Arc<Slice>]) -> jericho_fs::Result<Vec<u8>> 
         slice.get(&file.object(), page as u64, 1, Intent::Read, reply);
         receiver
             .recv()
-            .unwrap()?
+            .unwrap()
+            .map_err(jericho_fs::error::of_cache)?
             .read(page as u64, 0, bytes)
             .unwrap();
     }
@@ -460,7 +461,7 @@ fn a_wrong_segment_of_the_journal_is_named_with_its_block_and_the_last_one_is_a_
 /// Rows that are too short, in pages with right checksums: of each table the first and the last row.
 #[test]
 fn a_row_of_a_wrong_form_is_refused_when_it_is_used_and_named_by_a_check() {
-    use jericho_fs::store::tables::Table::{
+    use jericho_metadata::store::tables::Table::{
         Bitmaps, Entries, Extents, Inodes, Orphans, Used, Values, Xattrs,
     };
     let bed = bed(false);
@@ -479,7 +480,7 @@ fn a_row_of_a_wrong_form_is_refused_when_it_is_used_and_named_by_a_check() {
         for at in [0, usize::MAX] {
             let device = Arc::new(bed.device.crash(0));
             let opened = volume(&device, OpenMode::WRITE).unwrap();
-            let (stores, allocator) = jericho_fs::metadata::open(&opened, 1 << 20).unwrap();
+            let (stores, allocator) = jericho_metadata::stores::open(&opened, 1 << 20).unwrap();
             let mut rows = stores[0].raw_rows(table).unwrap();
             if table == Values {
                 rows.retain(|(key, _)| key.starts_with(b"next_ino"));

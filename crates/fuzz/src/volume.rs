@@ -8,9 +8,9 @@ use jericho_format::label::Label;
 use jericho_format::superblock::{COPY_BYTES, COPY_FIRST_BLOCK, Superblock};
 use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::format::format_devices;
-use jericho_fs::store::tables::Table;
 use jericho_fs::types::{Caller, Kind, ROOT};
 use jericho_fs::{Fs, FsOptions};
+use jericho_metadata::store::tables::Table;
 use jericho_storage::{BLOCK_BYTES, Device, DiscardEffect, IoError};
 use jericho_volume::{FormatOptions, OpenMode, Volume};
 use parking_lot::RwLock;
@@ -236,7 +236,7 @@ pub fn rows(data: &[u8]) {
     let device = sample();
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
     let volume = Volume::open_from_devices(devices, OpenMode::WRITE).expect("the sample");
-    let (stores, _allocator) = jericho_fs::metadata::open(&volume, 1 << 20).expect("its store");
+    let (stores, _allocator) = jericho_metadata::stores::open(&volume, 1 << 20).expect("its store");
     let store = &stores[0];
     let mut changed = vec![];
     while !input.is_empty() && changed.len() < 20 {

@@ -10,7 +10,7 @@ use jericho_volume::Volume;
 use jericho_volume::superblocks::Copies;
 
 use super::findings::{Finding, Severity};
-use crate::metadata;
+use crate::stores;
 
 /// Returns what is wrong with a copy. A crash may tear the copy that is being written. The other copy counts then, and the next write
 /// repairs this one.
@@ -52,7 +52,7 @@ pub(super) fn superblock_copies(device: &str, copies: &Copies, volume: &Volume) 
 /// Returns the copies of journal headers that cannot be used, where the other copy can. Without both, the recovery fails.
 pub(super) fn journal_copies(volume: &Volume) -> Result<Vec<Finding>, IoError> {
     let mut findings = Vec::new();
-    for place in metadata::journals(volume) {
+    for place in stores::journals(volume) {
         let mut copies = Vec::new();
         let first = place.area.first_block;
         for block in first..first + u64::from(HEADER_COPIES) {

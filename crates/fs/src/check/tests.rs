@@ -7,10 +7,10 @@ use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use super::*;
 use crate::alloc::Blocks;
 use crate::format::{format, root};
-use crate::metadata::tests::{MemoryDevice, file_batch, formatted, open_first, opened};
 use crate::store::tables::{Row, Table};
 use crate::store::{Change, Extent, InodeRecord, codec};
 use crate::types::{Ino, Kind, ROOT};
+use jericho_metadata::testing::{MemoryDevice, file_batch, formatted, open_first, opened};
 
 const READ: CheckOptions = CheckOptions {
     repair: false,
@@ -802,7 +802,9 @@ fn damage_in_the_middle_of_the_journal_names_its_block_and_says_how_much_is_lost
         }
     };
     // Refused for writing.
-    let refused = metadata::open(&opened(&device), 1 << 20).err().unwrap();
+    let refused = jericho_metadata::stores::open(&opened(&device), 1 << 20)
+        .err()
+        .unwrap();
     says(&refused.to_string());
     assert!(refused.to_string().contains("--read-only"), "{refused}");
     // redb may have written its header. The journal and everything else is as before.

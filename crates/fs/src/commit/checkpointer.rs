@@ -27,7 +27,7 @@ pub fn run(core: &Core, id: ShardId) {
             Ok(()) => {
                 let need = match shard.store.checkpoint_need() {
                     // A device has refused an image.
-                    CheckpointNeed::None if core.allocator.logged_of(id).len() > 0 => {
+                    CheckpointNeed::None if !core.allocator.logged_of(id).is_empty() => {
                         CheckpointNeed::AtLast
                     }
                     need => need,

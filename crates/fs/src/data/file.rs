@@ -18,7 +18,7 @@ use crate::data::extents::{At, Map, PageState};
 use crate::data::layout::Layout;
 use crate::data::write_errors::{SeenErrors, WriteErrors};
 use crate::data::writers::{Waiting, Writers};
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
 use crate::inode::{File, FileHost, Inode, Meta};
 use crate::objects::ObjectNumber;
 use crate::store::Image;
@@ -584,7 +584,7 @@ impl Object for File {
     }
 
     fn write_failed(&self, _first: u64, _count: u32, error: &CacheError) {
-        let error = Error::from(error.clone());
+        let error = error::of_cache(error.clone());
         self.errors.note(&error);
         self.host.write_failed(&error);
     }

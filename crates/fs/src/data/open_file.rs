@@ -9,7 +9,7 @@ use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use crate::core::{PAGES, wait};
 use crate::data::file::CacheResult;
 use crate::errno::*;
-use crate::error::Result;
+use crate::error::{self, Result};
 use crate::fs::Fs;
 use crate::inode::File;
 use crate::inode::Meta;
@@ -120,7 +120,7 @@ impl Fs {
         }
         // The host may have no space although the volume has. New data must then not fill the cache.
         if let Some(error) = file.cache().and_then(|cache| cache.no_room()) {
-            return Err(error.into());
+            return Err(error::of_cache(error));
         }
         let mut map = file.map.write();
         let result = map.reserve(pages, &self.core.allocator);

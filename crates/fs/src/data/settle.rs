@@ -16,7 +16,7 @@ const PAGES_AT_ONCE: usize = 256;
 /// journal and in the store, where they harm nothing. Does nothing on a volume that is mounted for reading.
 pub(crate) fn settle(core: &Core, shard: ShardId) -> Result<()> {
     let logged = core.allocator.logged_of(shard);
-    if logged.len() == 0 || core.options.read_only {
+    if logged.is_empty() || core.options.read_only {
         return Ok(());
     }
     let mut from: Block = (0, 0);

@@ -18,7 +18,7 @@ use crate::commit::{Waiter, leader};
 use crate::core::{Core, PAGES};
 use crate::data::file::CacheResult;
 use crate::data::shared_flushes::Coming;
-use crate::error::Result;
+use crate::error::{self, Result};
 use crate::fs::Fs;
 use crate::inode::File;
 use crate::inode::Inode;
@@ -199,7 +199,7 @@ impl FileSync {
     /// Records how far the file was written back. Answers a failure.
     fn note_written(self, result: CacheResult) -> std::result::Result<FileSync, ()> {
         if let Err(error) = result {
-            (self.done)(Err(error.into()));
+            (self.done)(Err(error::of_cache(error)));
             return Err(());
         }
         let end = match &self.scope {

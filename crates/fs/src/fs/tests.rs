@@ -4,7 +4,7 @@ use std::sync::mpsc::channel;
 use super::*;
 use crate::check::{CheckOptions, check_devices};
 use crate::core::CURSED;
-use crate::metadata::tests::{MemoryDevice, formatted, opened};
+use jericho_metadata::testing::{MemoryDevice, formatted, opened};
 
 const CALLER: Caller = Caller {
     uid: 1000,
@@ -71,7 +71,7 @@ fn a_volume_in_which_damage_was_found_is_not_marked_clean_and_keeps_new_changes(
     fs.close().unwrap();
     drop(fs);
     let volume = opened(&device);
-    let (store, _) = crate::metadata::tests::open_first(&volume, 64 << 20);
+    let (store, _) = jericho_metadata::testing::open_first(&volume, 64 << 20);
     let key = jericho_format::record::ino_key(made).to_vec();
     store
         .put_raw_rows(vec![(

@@ -100,7 +100,10 @@ impl Mount {
         let answer = move |pages| sender.send(pages).unwrap();
         let slice = &self.slices.0[usize::from(file.layout().home())];
         slice.get(&file.object(), page, 1, intent, answer);
-        Ok(receiver.recv().unwrap()?)
+        receiver
+            .recv()
+            .unwrap()
+            .map_err(jericho_fs::error::of_cache)
     }
 
     fn write(&self, file: &Arc<File>, offset: usize, data: &[u8]) -> Result<(), Error> {

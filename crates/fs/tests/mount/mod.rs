@@ -167,7 +167,10 @@ impl Mount {
                     sender.send(pinned).unwrap();
                 },
             );
-            let mut pinned = receiver.recv().unwrap()?;
+            let mut pinned = receiver
+                .recv()
+                .unwrap()
+                .map_err(jericho_fs::error::of_cache)?;
             pinned
                 .write(at / PAGE, within, &data[done..done + len])
                 .unwrap();

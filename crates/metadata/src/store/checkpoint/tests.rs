@@ -2,8 +2,8 @@ use std::sync::atomic::Ordering;
 
 use jericho_volume::Blocks;
 
-use crate::metadata::tests::{file_batch, formatted, open_first, opened};
 use crate::store::{Change, StoreRef};
+use crate::testing::{file_batch, formatted, open_first, opened};
 
 /// Files that are there after `commit_three`.
 const FILES: u64 = 6;

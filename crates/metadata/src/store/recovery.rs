@@ -23,11 +23,14 @@ use crate::errno::ENOSPC;
 use crate::error::{Error, Result};
 
 /// Where the journal of a store is, and what its batches may name.
-pub(crate) struct JournalPlace {
+pub struct JournalPlace {
     /// Index of the store, which the journal names as its slice.
     pub store: u16,
+    /// The device of the store.
     pub device: Arc<dyn Device>,
+    /// The part of the device that the journal has.
     pub area: JournalArea,
+    /// What the journal's segments say of their volume.
     pub volume: JournalVolume,
     /// Capacity of each slice.
     pub slices_blocks: Vec<u64>,
@@ -35,7 +38,7 @@ pub(crate) struct JournalPlace {
 
 /// What to do with a journal from which a durable batch is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Damage {
+pub enum Damage {
     /// Fail.
     Refuse,
     /// Go on with the batches before it.
@@ -43,7 +46,7 @@ pub(crate) enum Damage {
 }
 
 /// The batches of the journal are in memory, and the journal still has them.
-pub(crate) struct Recovered {
+pub struct Recovered {
     /// `None`: the journal cannot be read at all.
     recovery: Option<Recovery>,
     place: JournalPlace,
@@ -68,7 +71,7 @@ impl Recovered {
 
 impl Store {
     /// Makes the journal of a new volume, or one in place of a journal that cannot be read.
-    pub(crate) fn create_journal(&self, place: JournalPlace) -> Result<()> {
+    pub fn create_journal(&self, place: JournalPlace) -> Result<()> {
         self.has_journal(place.area);
         let journal = Journal::create(place.device, place.area, place.volume, place.store)
             .map_err(|error| Error::Journal(error.to_string().into()))?;
@@ -78,7 +81,7 @@ impl Store {
     }
 
     /// Applies the batches of the journal that redb does not have. Writes nothing.
-    pub(crate) fn recover(&self, place: JournalPlace, damage: Damage) -> Result<Recovered> {
+    pub fn recover(&self, place: JournalPlace, damage: Damage) -> Result<Recovered> {
         let begin = Instant::now();
         let position = self.checkpoint_position()?;
         let journal = Journal::recover(
@@ -149,11 +152,7 @@ impl Store {
 
     /// Returns whether a batch of this store that another one requires is there. Returns `None` if nobody knows. No last batch has been
     /// dropped yet.
-    pub(crate) fn has(
-        &self,
-        recovered: &Recovered,
-        required: &Requirement,
-    ) -> Result<Option<bool>> {
+    pub fn has(&self, recovered: &Recovered, required: &Requirement) -> Result<Option<bool>> {
         if required.incarnation == IN_REDB {
             return Ok(Some(self.linked()? >= required.seq));
         }
@@ -165,12 +164,12 @@ impl Store {
 
     /// Puts a batch of the journal into memory, as `recover` does.
     #[cfg(test)]
-    pub(crate) fn replay_bytes(&self, payload: &[u8], slices_blocks: &[u64]) -> Result<()> {
+    pub fn replay_bytes(&self, payload: &[u8], slices_blocks: &[u64]) -> Result<()> {
         self.replay(&payload::decode_within(payload, slices_blocks)?.0)
     }
 
     /// Puts the last batch into memory if it counts, or drops it. The journals of all stores have been read.
-    pub(crate) fn decide(&self, recovered: &mut Recovered, counts: bool) -> Result<()> {
+    pub fn decide(&self, recovered: &mut Recovered, counts: bool) -> Result<()> {
         let Some(last) = recovered.last.take() else {
             return Ok(());
         };
@@ -189,7 +188,7 @@ impl Store {
 
     /// Makes the recovered batches durable in redb and empties the journal. Commits use the journal from then on. If the metadata
     /// region has no room, the batches stay in memory and in the journal until a commit finds room.
-    pub(crate) fn finish_recovery(&self, recovered: Recovered) -> Result<()> {
+    pub fn finish_recovery(&self, recovered: Recovered) -> Result<()> {
         let Some(recovery) = recovered.recovery else {
             return self.create_journal(recovered.place);
         };

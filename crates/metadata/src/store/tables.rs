@@ -77,10 +77,13 @@ impl Table {
 
 /// A row to put, or to remove if it has no value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Row {
-    pub(crate) table: Table,
-    pub(crate) key: Vec<u8>,
-    pub(crate) value: Option<Vec<u8>>,
+pub struct Row {
+    /// The table.
+    pub table: Table,
+    /// The key, as the table encodes it.
+    pub key: Vec<u8>,
+    /// The value. `None` removes the row.
+    pub value: Option<Vec<u8>>,
 }
 
 /// What a read of a table can meet.

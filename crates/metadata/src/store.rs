@@ -4,16 +4,16 @@
 //! rows in memory to redb, in the volume's metadata region, in one transaction. After a crash, all of a batch is there or none
 //! of it. Reads see the last committed batch only. Newer changes are in the overlay of the namespace.
 
-pub(crate) mod batch;
+pub mod batch;
 mod checkpoint;
-pub(crate) mod codec;
+pub mod codec;
 mod commit;
 mod log;
 mod memtable;
 mod payload;
 mod prepared;
 mod records;
-pub(crate) mod recovery;
+pub mod recovery;
 mod refusals;
 pub mod region;
 mod room;
@@ -195,7 +195,7 @@ impl Store {
     }
 
     /// Sets what supplies the store; the allocator sets itself.
-    pub(crate) fn set_supply(&self, supply: Arc<dyn Supply>) {
+    pub fn set_supply(&self, supply: Arc<dyn Supply>) {
         *self.supply.lock() = Some(supply);
     }
 
@@ -215,13 +215,13 @@ impl Store {
     }
 
     /// Ends all changes. Returns the first error that did.
-    pub(crate) fn fail(&self, error: Error) -> Error {
+    pub fn fail(&self, error: Error) -> Error {
         tracing::error!("metadata store: {error}; no more changes are accepted");
         self.failed.lock().get_or_insert(error).clone()
     }
 
     /// Remembers damage, so that `close` does not present the store as sound.
-    pub(crate) fn note_damage(&self, error: &Error) {
+    pub fn note_damage(&self, error: &Error) {
         if matches!(error, Error::Damaged(_)) && self.damage.set(error.clone()).is_ok() {
             tracing::error!("{error}");
         }
@@ -257,7 +257,7 @@ impl Store {
 
     /// Returns whether redb finds its own pages in order. Undoes the damage that redb can undo, and fails if there is other
     /// damage. Opens and closes the region.
-    pub(crate) fn verify(region: &Arc<Region>) -> Result<bool> {
+    pub fn verify(region: &Arc<Region>) -> Result<bool> {
         let explain = |text: String| explain(Some(region), text);
         guarded(|| {
             let mut db = redb::Builder::new()
@@ -476,7 +476,7 @@ impl Store {
     }
 
     /// Passes every row of a table to `each`, in order of keys, until it says `false`.
-    pub(crate) fn scan(
+    pub fn scan(
         &self,
         table: tables::Table,
         mut each: impl FnMut(&[u8], &[u8]) -> bool,

@@ -1,4 +1,5 @@
-//! The errnos that the filesystem returns, with their Linux numbers.
+//! The errnos of filesystem operations, with their Linux numbers.
+#![expect(missing_docs, reason = "errno(3) has the meanings")]
 
 use crate::error::Error;
 

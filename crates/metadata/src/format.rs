@@ -8,9 +8,9 @@ use jericho_format::record::INODES_NAME;
 use jericho_storage::Device;
 use jericho_volume::{FormatOptions, OpenMode, Summary, Volume, VolumeError};
 
-use crate::metadata;
 use crate::shard::ShardMap;
 use crate::store::{Change, InodeRecord};
+use crate::stores;
 use crate::types::{Kind, ROOT};
 
 /// Memory for the pages of the store while the root directory is made.
@@ -41,7 +41,7 @@ pub fn format_devices(
 
 /// Makes the metadata store of a new volume, with the root directory.
 fn make_root(volume: &Volume, owner: (u32, u32)) -> Result<(), VolumeError> {
-    let (stores, _allocator) = metadata::create(volume, STORE_CACHE_BYTES)?;
+    let (stores, _allocator) = stores::create(volume, STORE_CACHE_BYTES)?;
     let root_store = &stores[ShardMap::new(stores.len()).of_ino(ROOT).index()];
     root_store.commit(&[
         Change::PutInode(ROOT, root(owner)),
@@ -54,7 +54,7 @@ fn make_root(volume: &Volume, owner: (u32, u32)) -> Result<(), VolumeError> {
 }
 
 /// Returns the record of an empty root directory.
-pub(crate) fn root(owner: (u32, u32)) -> InodeRecord {
+pub fn root(owner: (u32, u32)) -> InodeRecord {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()

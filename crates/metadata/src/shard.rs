@@ -93,7 +93,7 @@ impl ShardSet {
     }
 
     /// Returns the number of shards in the set.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
@@ -132,13 +132,13 @@ mod tests {
             set.iter().map(|s| s.0).collect::<Vec<_>>(),
             [3, 63, 64, 200]
         );
-        assert_eq!(set.len(), 4);
+        assert_eq!(set.count(), 4);
         assert!(set.contains(ShardId(64)) && !set.contains(ShardId(65)));
         let larger = [5, 255].map(ShardId).into_iter().collect();
         assert!(!set.contains_all(&larger));
         set.extend(larger);
         assert!(set.contains_all(&larger));
-        assert_eq!(set.len(), 6);
+        assert_eq!(set.count(), 6);
     }
 
     #[test]
@@ -147,6 +147,6 @@ mod tests {
         assert_eq!(one.of_ino(ino_of(3, 70)).index(), 0);
         assert_eq!(each.of_ino(ino_of(3, 70)).index(), 3);
         assert_eq!(each.of_ino(1).index(), 0);
-        assert_eq!(each.all().len(), 4);
+        assert_eq!(each.all().count(), 4);
     }
 }

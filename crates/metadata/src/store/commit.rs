@@ -50,7 +50,7 @@ impl Store {
     }
 
     /// Puts and removes rows, durably like `commit`, for callers that have no `Change` for them, such as repairs.
-    pub(crate) fn commit_rows(&self, rows: Vec<Row>) -> Result<()> {
+    pub fn commit_rows(&self, rows: Vec<Row>) -> Result<()> {
         if !self.writable {
             return Err(EROFS);
         }
@@ -84,7 +84,7 @@ impl Store {
 
     /// Returns the number by which the limit of a batch is divided, because the store has little memory or a short journal. So the
     /// changes that wait for a commit fit in half of the journal.
-    pub(crate) fn limits_divisor(&self) -> usize {
+    pub fn limits_divisor(&self) -> usize {
         let batch_bytes = ROWS_MAX * WEIGHT_BYTES;
         let by_journal = match self.journal_bytes.load(Ordering::Relaxed) {
             0 => 1,

@@ -487,7 +487,7 @@ impl Allocator {
 
     /// Loads the containers of blocks that a transaction is about to free. Ignores blocks beyond a slice, which the transaction
     /// refuses.
-    pub(crate) fn load_for(&self, blocks: Blocks) -> Result<()> {
+    pub fn load_for(&self, blocks: Blocks) -> Result<()> {
         for (index, _, _) in pieces(self.container_blocks, blocks.first, u64::from(blocks.count)) {
             let space = self.slices.get(usize::from(blocks.slice));
             if space.is_some_and(|space| index < space.containers.len()) {

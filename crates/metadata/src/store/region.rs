@@ -30,7 +30,7 @@ use crate::error::Error;
 
 const BLOCK: usize = PAGE_BYTES as usize;
 /// Chunks of a part.
-pub(crate) const PART_CHUNKS: u64 = 8;
+pub const PART_CHUNKS: u64 = 8;
 /// Longest write to a device.
 const WRITE_BYTES_MAX: usize = 1 << 20;
 /// If more blocks are pending, they are written to the devices before redb asks for a flush.

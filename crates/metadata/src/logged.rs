@@ -104,8 +104,13 @@ impl LoggedPages {
     }
 
     /// Returns the number of live images, and of images that a thread settles at the moment.
-    pub fn len(&self) -> usize {
+    fn len(&self) -> usize {
         self.live.load(Ordering::Acquire)
+    }
+
+    /// Returns whether no image is live, and no thread settles one at the moment.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// Makes an image live, in place of an earlier one of the block. The caller has made the block its own with `claim`, and holds
@@ -190,7 +195,7 @@ impl LoggedPages {
 
     /// Returns the live images among blocks of a slice, in order: the block within the slice, and its image.
     pub fn images(&self, blocks: Blocks) -> Vec<(u64, Image)> {
-        if self.len() == 0 {
+        if self.is_empty() {
             return Vec::new();
         }
         let state = self.state.lock();
@@ -439,7 +444,7 @@ mod tests {
         assert_eq!(changes(&pages), [(5, Some(5))]);
         pages.changes_durable();
         pages.begin_settling((0, 0), 1).unwrap().written();
-        assert_eq!(pages.len(), 0);
+        assert!(pages.is_empty());
         // A batch that was sealed before has become durable.
         pages.changes_durable();
         assert!(pages.wrote(blocks(4, 2)) && !pages.wrote(blocks(6, 1)));

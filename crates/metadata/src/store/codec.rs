@@ -17,7 +17,8 @@ fn damaged<T>(what: String) -> Read<T> {
     Err(ReadError::Damaged(what))
 }
 
-pub(crate) fn kind_to_byte(kind: Kind) -> u8 {
+/// Returns the byte of a file type in inode records and entries.
+pub fn kind_to_byte(kind: Kind) -> u8 {
     match kind {
         Kind::File => kind::FILE,
         Kind::Directory => kind::DIRECTORY,
@@ -50,7 +51,8 @@ fn slice_from_u16(slice: U16) -> Option<SliceId> {
     (slice.get() != record::NO_SLICE).then_some(slice.get())
 }
 
-pub(crate) fn inode_to_bytes(inode: &InodeRecord) -> Vec<u8> {
+/// Returns the value of a row of `INODES`.
+pub fn inode_to_bytes(inode: &InodeRecord) -> Vec<u8> {
     let (atime_s, atime_ns) = record::split_time(inode.atime_ns);
     let (mtime_s, mtime_ns) = record::split_time(inode.mtime_ns);
     let (ctime_s, ctime_ns) = record::split_time(inode.ctime_ns);
@@ -89,7 +91,8 @@ pub(crate) fn inode_to_bytes(inode: &InodeRecord) -> Vec<u8> {
     bytes
 }
 
-pub(crate) fn inode_from_bytes(ino: Ino, bytes: &[u8]) -> Read<InodeRecord> {
+/// Reads the value of a row of `INODES`.
+pub fn inode_from_bytes(ino: Ino, bytes: &[u8]) -> Read<InodeRecord> {
     let Ok((value, target)) = InodeValue::read_from_prefix(bytes) else {
         return damaged(format!(
             "the record of inode {ino} has only {} bytes",
@@ -137,7 +140,8 @@ pub(crate) fn inode_from_bytes(ino: Ino, bytes: &[u8]) -> Read<InodeRecord> {
     })
 }
 
-pub(crate) fn entry_to_bytes(ino: Ino, kind: Kind) -> [u8; 16] {
+/// Returns the value of a row of `ENTRIES`.
+pub fn entry_to_bytes(ino: Ino, kind: Kind) -> [u8; 16] {
     let value = EntryValue {
         ino: U64::new(ino),
         kind: kind_to_byte(kind),
@@ -146,7 +150,8 @@ pub(crate) fn entry_to_bytes(ino: Ino, kind: Kind) -> [u8; 16] {
     zerocopy::transmute!(value)
 }
 
-pub(crate) fn entry_from_bytes(dir: Ino, bytes: &[u8]) -> Read<(Ino, Kind)> {
+/// Reads the value of a row of `ENTRIES`, of the directory `dir`.
+pub fn entry_from_bytes(dir: Ino, bytes: &[u8]) -> Read<(Ino, Kind)> {
     match EntryValue::read_from_bytes(bytes) {
         Ok(value) => match kind_from_byte(value.kind) {
             Some(kind) => Ok((value.ino.get(), kind)),
@@ -162,7 +167,8 @@ pub(crate) fn entry_from_bytes(dir: Ino, bytes: &[u8]) -> Read<(Ino, Kind)> {
     }
 }
 
-pub(crate) fn entry_of_row(key: &[u8], value: &[u8]) -> Read<Entry> {
+/// Reads a row of `ENTRIES`.
+pub fn entry_of_row(key: &[u8], value: &[u8]) -> Read<Entry> {
     let (Some(dir), Some(hash)) = (
         record::key_number(key),
         record::key_number(key.get(8..).unwrap_or_default()),
@@ -178,7 +184,8 @@ pub(crate) fn entry_of_row(key: &[u8], value: &[u8]) -> Read<Entry> {
     })
 }
 
-pub(crate) fn extent_to_bytes(extent: &Extent) -> [u8; 24] {
+/// Returns the value of a row of `EXTENTS`.
+pub fn extent_to_bytes(extent: &Extent) -> [u8; 24] {
     let value = ExtentValue {
         first: U64::new(extent.blocks.first),
         count: U32::new(extent.blocks.count),
@@ -193,7 +200,8 @@ pub(crate) fn extent_to_bytes(extent: &Extent) -> [u8; 24] {
     zerocopy::transmute!(value)
 }
 
-pub(crate) fn extent_of_row(key: &[u8], value: &[u8]) -> Read<(Ino, Extent)> {
+/// Reads a row of `EXTENTS`. Returns the file's inode number and the extent.
+pub fn extent_of_row(key: &[u8], value: &[u8]) -> Read<(Ino, Extent)> {
     let (Some(ino), Some(page)) = (
         record::key_number(key),
         record::key_number(key.get(8..).unwrap_or_default()),
@@ -228,7 +236,8 @@ pub(crate) fn extent_of_row(key: &[u8], value: &[u8]) -> Read<(Ino, Extent)> {
     ))
 }
 
-pub(crate) fn number_of_key(key: &[u8]) -> Read<u64> {
+/// Reads a key that is a number.
+pub fn number_of_key(key: &[u8]) -> Read<u64> {
     match record::key_number(key) {
         Some(number) => Ok(number),
         None => damaged(format!(
@@ -238,21 +247,24 @@ pub(crate) fn number_of_key(key: &[u8]) -> Read<u64> {
     }
 }
 
-pub(crate) fn number_of_value(name: &str, value: &[u8]) -> Read<u64> {
+/// Reads the value of a row of `VALUES` that is a number. `name` is for the error.
+pub fn number_of_value(name: &str, value: &[u8]) -> Read<u64> {
     match value.try_into() {
         Ok(bytes) => Ok(u64::from_le_bytes(bytes)),
         Err(_) => damaged(format!("value {name} has {} bytes", value.len())),
     }
 }
 
-pub(crate) fn count_of_value(value: &[u8]) -> Read<u32> {
+/// Reads the value of a row of `USED`.
+pub fn count_of_value(value: &[u8]) -> Read<u32> {
     match value.try_into() {
         Ok(bytes) => Ok(u32::from_le_bytes(bytes)),
         Err(_) => damaged(format!("a count of used blocks has {} bytes", value.len())),
     }
 }
 
-pub(crate) fn container_of_key(key: &[u8]) -> Read<(SliceId, u32)> {
+/// Reads the key of a row of `BITMAPS` or `USED`: a slice and the index of a container in it.
+pub fn container_of_key(key: &[u8]) -> Read<(SliceId, u32)> {
     match key {
         [a, b, c, d, e, f] => Ok((
             u16::from_be_bytes([*a, *b]),
@@ -262,7 +274,8 @@ pub(crate) fn container_of_key(key: &[u8]) -> Read<(SliceId, u32)> {
     }
 }
 
-pub(crate) fn bitmap_from_bytes(bytes: &[u8], words: usize) -> Read<Box<[u64]>> {
+/// Reads the value of a row of `BITMAPS`, which has `words` words.
+pub fn bitmap_from_bytes(bytes: &[u8], words: usize) -> Read<Box<[u64]>> {
     if bytes.len() != words * 8 {
         return damaged(format!(
             "a bitmap has {} bytes instead of {}",
@@ -278,12 +291,13 @@ pub(crate) fn bitmap_from_bytes(bytes: &[u8], words: usize) -> Read<Box<[u64]>> 
         .collect())
 }
 
-pub(crate) fn bitmap_to_bytes(bitmap: &[u64]) -> Vec<u8> {
+/// Returns the value of a row of `BITMAPS`.
+pub fn bitmap_to_bytes(bitmap: &[u64]) -> Vec<u8> {
     bitmap.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
 /// Returns the block and the image of a row of `LOGGED`.
-pub(crate) fn image_of_row(key: &[u8], value: &[u8]) -> Read<(Block, Image)> {
+pub fn image_of_row(key: &[u8], value: &[u8]) -> Read<(Block, Image)> {
     let (Some((slice, block)), true) = (
         key.split_at_checked(2),
         value.len() == jericho_format::PAGE_BYTES as usize,

@@ -185,10 +185,7 @@ fn load_images(store: &Store, allocator: &Allocator, shard: ShardId) -> Result<(
 }
 
 /// Makes the metadata stores and the journals of a new volume.
-pub(crate) fn create(
-    volume: &Volume,
-    cache_bytes: usize,
-) -> Result<(Vec<StoreRef>, Arc<Allocator>)> {
+pub fn create(volume: &Volume, cache_bytes: usize) -> Result<(Vec<StoreRef>, Arc<Allocator>)> {
     let count = volume.superblocks().with(|s| s.stores());
     let stores = for_each_store(0..count, |_, store| {
         let opened = open_redb(volume, cache_bytes, store)?;
@@ -200,7 +197,7 @@ pub(crate) fn create(
 }
 
 /// Makes the metadata stores and the journals of slices that are added to a volume.
-pub(crate) fn create_added(
+pub fn create_added(
     volume: &Volume,
     cache_bytes: usize,
     stores: std::ops::Range<usize>,
@@ -216,7 +213,7 @@ pub(crate) fn create_added(
 /// Opens the stores without an allocator, for callers that cannot trust the bitmaps. The metadata region then grows only into its
 /// spare chunks. Gives up the part of a journal after damage, and returns descriptions of the damage. With `repair` the
 /// stores take commits, and a journal that cannot be read is made again.
-pub(crate) fn open_stores_only(
+pub fn open_stores_only(
     volume: &Volume,
     cache_bytes: usize,
     repair: bool,
@@ -261,7 +258,7 @@ fn journal_of(volume: &Volume, store: usize) -> JournalPlace {
 
 /// Returns the metadata regions of the stores, for a check of their bytes, over views of the devices. `view` makes the views for a region,
 /// and something that comes with them.
-pub(crate) fn regions<T>(
+pub fn regions<T>(
     volume: &Volume,
     view: impl Fn(&[Arc<dyn Device>]) -> (Vec<Arc<dyn Device>>, T),
 ) -> Vec<(Arc<Region>, T)> {
@@ -275,7 +272,7 @@ pub(crate) fn regions<T>(
 }
 
 /// Returns the places of the journals of all stores.
-pub(crate) fn journals(volume: &Volume) -> impl Iterator<Item = JournalPlace> {
+pub fn journals(volume: &Volume) -> impl Iterator<Item = JournalPlace> {
     let count = volume.superblocks().with(|s| s.stores());
     (0..count).map(|store| journal_of(volume, store))
 }
@@ -305,6 +302,4 @@ fn open_redb(volume: &Volume, cache_bytes: usize, store: usize) -> Result<StoreR
 }
 
 #[cfg(test)]
-mod recovery_tests;
-#[cfg(test)]
-pub(crate) mod tests;
+mod tests;

@@ -170,3 +170,29 @@ fn the_page_on_the_format_lists_the_tables() {
     let tables: Vec<&str> = tables::ALL.iter().map(|table| table.name()).collect();
     assert_eq!(listed, tables);
 }
+
+#[test]
+fn a_batch_that_names_blocks_of_no_slice_is_damage() {
+    let store = Store::in_memory(64).unwrap();
+    let use_blocks = |slice: u16, first: u64, count: u32| {
+        let mut item = vec![3];
+        item.extend_from_slice(&slice.to_le_bytes());
+        item.extend_from_slice(&first.to_le_bytes());
+        item.extend_from_slice(&count.to_le_bytes());
+        item
+    };
+    for item in [
+        use_blocks(0, 0, u32::MAX),
+        use_blocks(1, 0, 1),
+        use_blocks(0, u64::MAX, 2),
+    ] {
+        let replayed = store.replay_bytes(&item, &[1000]);
+        assert!(
+            matches!(replayed, Err(crate::Error::Damaged(_))),
+            "{replayed:?}"
+        );
+    }
+    store
+        .replay_bytes(&use_blocks(0, 0, 1000), &[1000])
+        .unwrap();
+}

@@ -1,5 +1,5 @@
-use crate::metadata::tests::{file_batch, formatted, open_first, opened};
 use crate::store::Change;
+use crate::testing::{file_batch, formatted, open_first, opened};
 
 fn value(number: u64) -> [Change; 1] {
     [Change::PutValue("x", number)]

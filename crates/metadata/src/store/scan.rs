@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 impl Store {
     /// Passes the rows of a table to `each`, in the order of their keys, from `from` on and, if `to` is given, before `to`, until
     /// `each` returns false.
-    pub(crate) fn scan_range(
+    pub fn scan_range(
         &self,
         table: Table,
         from: &[u8],

@@ -1,10 +1,13 @@
 use jericho_format::PAGE_BYTES;
 use jericho_volume::OpenMode;
 
-use super::tests::{MemoryDevice, file_batch, formatted, open_first, opened, take_room};
 use super::*;
 use crate::check::{CheckOptions, Severity, check_devices};
 use crate::store::Change;
+use crate::store::StoreRef;
+use jericho_metadata::testing::{
+    MemoryDevice, file_batch, formatted, open_first, opened, take_room,
+};
 
 fn opened_for_reading(device: &Arc<MemoryDevice>) -> Volume {
     Volume::open_from_devices(vec![device.clone()], OpenMode::READ).unwrap()
@@ -48,7 +51,9 @@ fn options(repair: bool) -> CheckOptions {
 /// Checks what becomes of a volume whose journal is damaged: `left` files are there, and a repair makes the volume usable.
 #[track_caller]
 fn is_read_and_repaired(device: &Arc<MemoryDevice>, left: u64) {
-    let refused = open(&opened(device), 1 << 20).err().unwrap();
+    let refused = jericho_metadata::stores::open(&opened(device), 1 << 20)
+        .err()
+        .unwrap();
     assert!(matches!(refused, Error::Journal(_)), "{refused}");
     let (store, _allocator) = open_first(&opened_for_reading(device), 1 << 20);
     assert_eq!(files(&store), left);
@@ -148,27 +153,4 @@ fn a_volume_that_was_full_at_a_crash_takes_removals_after_it() {
         }
         assert_eq!(files(&store), 0);
     }
-}
-
-#[test]
-fn a_batch_that_names_blocks_of_no_slice_is_damage() {
-    let store = Store::in_memory(64).unwrap();
-    let use_blocks = |slice: u16, first: u64, count: u32| {
-        let mut item = vec![3];
-        item.extend_from_slice(&slice.to_le_bytes());
-        item.extend_from_slice(&first.to_le_bytes());
-        item.extend_from_slice(&count.to_le_bytes());
-        item
-    };
-    for item in [
-        use_blocks(0, 0, u32::MAX),
-        use_blocks(1, 0, 1),
-        use_blocks(0, u64::MAX, 2),
-    ] {
-        let replayed = store.replay_bytes(&item, &[1000]);
-        assert!(matches!(replayed, Err(Error::Damaged(_))), "{replayed:?}");
-    }
-    store
-        .replay_bytes(&use_blocks(0, 0, 1000), &[1000])
-        .unwrap();
 }
