@@ -8,7 +8,7 @@ use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::format::format_devices;
 use jericho_fs::types::{Caller, Ino, Kind, ROOT};
 use jericho_fs::{Fs, FsOptions};
-use jericho_sim::{DeviceSet, SimDevice};
+use jericho_sim::{DeviceSet, FaultPlan, SimDevice};
 use jericho_storage::{Device, absent_device};
 use jericho_volume::{AddError, FormatOptions, OpenMode, Volume, VolumeError};
 
@@ -198,6 +198,31 @@ fn a_device_is_refused_if_the_volume_cannot_have_it_and_nothing_changes() {
     let refused = refused.unwrap_err();
     assert!(refused.to_string().contains("257 slices"), "{refused}");
     assert_eq!((digests(&shared), digests(&set)), before);
+}
+
+#[test]
+fn whichever_operation_of_the_new_device_fails_the_volume_is_as_before() {
+    const EIO: i32 = 5;
+    let made = made(true, 7);
+    let mut failures = 0;
+    for nth in 1.. {
+        let set = made.crash(0);
+        let digests = || [0, 1].map(|n: usize| set.devices()[n].digest());
+        let before = digests();
+        set.devices()[2].set_plan(FaultPlan::fail_nth(None, nth, EIO));
+        let Err(error) = add(&set, 1) else {
+            break;
+        };
+        failures += 1;
+        assert!(error.to_string().contains("three"), "{nth}: {error}");
+        assert!(digests() == before, "{nth}: the volume changed");
+        // A device that failed a flush fails the later ones, so it begins again.
+        let again = set.crash(0);
+        assert_sound(&again.as_devices()[..2], "after the failure");
+        add(&again, 1).unwrap();
+        assert_eq!(devices_of(&again).len(), 3);
+    }
+    assert!(failures > 20, "only {failures} failures");
 }
 
 /// Whether the volume is mounted while the device is added.

@@ -187,6 +187,37 @@ impl Drop for Attack {
 }
 
 #[test]
+fn another_user_neither_grows_a_volume_nor_adds_a_device() {
+    if !is_root() {
+        return;
+    }
+    let shared = Shared::mounted(&[]);
+    // The kernel lets everybody set attributes of an own directory, so the daemon gets the requests.
+    let own = shared.at("mnt/own");
+    std::fs::create_dir(&own).expect("mkdir");
+    std::os::unix::fs::chown(&own, Some(STRANGER), Some(GROUP)).expect("chown");
+    let new = shared.at("new");
+    let requests: [&[&str]; 2] = [&["grow", "--size", "512M"], &["add", "--size", "96M"]];
+    for request in requests {
+        let mut command = Command::new(shared.at("jericho"));
+        command.args(request).arg(&own).current_dir("/");
+        if request[0] == "add" {
+            command.arg(&new);
+        }
+        let said = fail(command.uid(STRANGER).gid(GROUP), 1);
+        assert!(
+            said.contains("only root and the user who mounted"),
+            "{said}"
+        );
+    }
+    assert!(!new.exists());
+    let length = std::fs::metadata(shared.at("volume"))
+        .expect("the volume")
+        .len();
+    assert_eq!(length, 256 << 20);
+}
+
+#[test]
 fn programs_get_the_fast_path_while_another_user_attacks_the_socket() {
     if !is_root() {
         return;
