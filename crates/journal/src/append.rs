@@ -101,7 +101,7 @@ impl Journal {
         }
     }
 
-    /// Appends a batch, and returns the position after it. The batch is durable then; after a crash all of it is there or none.
+    /// Appends a batch durably, and returns the position after it. After a crash during the call all of the batch is there or none.
     ///
     /// A batch of one segment is one `write_durable`. A longer batch, or one at the end of a lap, is several writes and one flush.
     /// `Full` and `TooLong` leave the journal as it was. After `Io` every later append fails with the same cause, and the
@@ -161,7 +161,7 @@ impl Journal {
                 true => self.place.write_durable(piece.block, bytes)?,
                 false => self.place.write(piece.block, bytes)?,
             }
-            // The last of several segments: a durable write of it would promise nothing about those before it.
+            // After the last of several segments: a durable write of this one would promise nothing about the others.
             if index > 0 && !piece.continues {
                 self.place.flush()?;
             }
@@ -206,7 +206,7 @@ impl Journal {
         self.end
     }
 
-    /// Returns the position from which on the ring is not reused.
+    /// Returns the tail: appends write no block from this position to the end.
     pub fn tail(&self) -> Position {
         self.tail
     }
@@ -268,12 +268,12 @@ impl Journal {
         u64::from(self.ring.blocks()) * BLOCK_BYTES
     }
 
-    /// Returns the first failure of a write or flush, because of which the journal takes no more appends.
+    /// Returns the first failure of a write or flush. After it the journal takes no more appends.
     pub fn poisoned(&self) -> Option<&IoError> {
         self.poisoned.as_ref()
     }
 
-    /// Marks the journal as closed: the next recovery reads the headers only. Before this call, the caller has made everything
+    /// Marks the journal as closed: the next recovery reads the headers only. Before this call, the caller must have made all batches
     /// durable in the checkpoint store, with the position `end`.
     pub fn close(self) -> Result<(), AppendError> {
         if let Some(cause) = self.poisoned {

@@ -29,12 +29,12 @@ impl JournalArea {
 pub struct JournalVolume {
     /// Its id, in the headers.
     pub uuid: [u8; 16],
-    /// Bytes that each segment has. No program that writes files of the volume knows them, so no contents of a file in the journal can
-    /// look like a segment.
+    /// Secret bytes of each segment. A program that writes files of the volume does not know them, so contents of a file in the journal
+    /// cannot look like a segment.
     pub secret: [u8; 8],
 }
 
-/// A journal's area on its device. Counts blocks from the first block of the area.
+/// A journal's area on its device. Block numbers count from the first block of the area.
 #[derive(Clone)]
 pub(crate) struct AreaDevice {
     pub device: Arc<dyn Device>,

@@ -52,7 +52,7 @@ pub enum AppendError {
         /// Longest payload for which an append of this class is possible at every place of the ring when it is empty.
         max_bytes: u64,
     },
-    /// A write or flush failed, now or at an earlier append. Nobody knows which of its bytes are on the device.
+    /// A write or flush failed, now or at an earlier append. Some of that batch's bytes may be on the device.
     #[error("the journal takes no more changes: {0}")]
     Io(#[from] IoError),
 }
@@ -66,7 +66,7 @@ pub enum RecoverError {
     /// A read or flush failed.
     #[error("cannot read the journal: {0}")]
     Io(#[from] IoError),
-    /// Both copies of the header cannot be used.
+    /// Neither copy of the header can be used.
     #[error(
         "cannot read the journal's header on {device}: block {block}: {first}; the copy in the next block: {second}"
     )]
@@ -100,7 +100,7 @@ pub enum RecoverError {
         /// "volume", "slice" or "area".
         what: &'static str,
     },
-    /// The checkpoint store's position is not one of this journal: the store or the header is an older copy.
+    /// The checkpoint store's position does not fit the header: the store or the header is an older copy.
     #[error(
         "the checkpoint store is at segment {} of incarnation {}, but the journal on {device} begins at segment {} of incarnation {}: \
          one of them is an older copy", .checkpoint.seq, .checkpoint.incarnation, .begin.seq, .begin.incarnation
@@ -161,18 +161,18 @@ pub struct Damage {
     pub found: Found,
     /// What shows that the segment was durable.
     pub evidence: Evidence,
-    /// What is lost with it.
+    /// What is lost with the segment.
     pub lost: Lost,
 }
 
-/// What is lost if a journal is used up to an unreadable segment only.
+/// What is lost if a recovery ends before an unreadable segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost {
     /// Number of the unreadable segment.
     pub first_seq: u64,
-    /// Number of the last segment that is known.
+    /// Greatest number of a segment that is still in the ring.
     pub last_seq: u64,
-    /// Least number of batches that had a part in these segments.
+    /// Least number of batches that these segments belonged to.
     pub batches: u64,
 }
 
@@ -191,7 +191,7 @@ impl fmt::Display for Lost {
     }
 }
 
-/// What is in a block in which a segment should begin.
+/// What is in a block at which a segment should begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Found {
     /// No segment.
@@ -218,7 +218,7 @@ pub enum Found {
         incarnation: u64,
     },
     /// The segment that is due, but its `prev_crc` is not the checksum of the segment before it.
-    #[error("it follows another segment than the one before it")]
+    #[error("it does not follow the segment before it")]
     Chain,
     /// The segment that is due, with fields that contradict each other or that this version does not know.
     #[error("its fields contradict each other")]
@@ -244,7 +244,7 @@ pub enum Evidence {
         /// Its incarnation.
         incarnation: u64,
     },
-    /// Its checksum is right, so the write was not torn.
+    /// The checksum of the segment itself is right, so its write was not torn.
     Whole,
 }
 

@@ -64,8 +64,8 @@ pub(crate) fn read(place: &AreaDevice) -> Result<CurrentHeader, RecoverError> {
     })
 }
 
-/// Writes a header that begins an incarnation, and makes both copies durable. `current` is the header that counts until then. Its
-/// copy is overwritten last, so a torn write leaves a valid copy. Both copies are written, because the loss of a single new copy
+/// Writes a header that begins an incarnation, and makes both copies durable. `current` is the header that counts until then.
+/// Overwrites its copy last, so a torn write leaves a valid copy. Writes both copies, because the loss of a single new copy
 /// would revive the older header, and the segments of this incarnation do not belong to that header.
 pub(crate) fn write(
     place: &AreaDevice,

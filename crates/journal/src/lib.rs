@@ -1,7 +1,7 @@
 //! A redo journal in a range of blocks of a device.
 //!
 //! A caller appends batches of bytes. Each batch is durable when `append` returns, and atomic: after a crash all of it is there or
-//! none. The caller later puts its effect into a durable place of its own, the *checkpoint store*, and frees the journal's space.
+//! none. The caller later puts the batch's effect into a durable place of its own, the *checkpoint store*, and frees the journal's space.
 //! The crate knows nothing of files, rows or that store. It has no threads.
 //!
 //! The bytes are in `docs/formats/journal.md`. `docs/internals/journal.md` has the protocol, and why it is safe at each point of a
@@ -13,8 +13,8 @@
 //!   all of it durable in the checkpoint store, with the position [`Recovery::end`]. Then [`Recovery::begin_incarnation`].
 //! - Commit: [`Journal::append`].
 //! - Checkpoint: take [`Journal::end`], make everything before it durable in the checkpoint store together with this position, then
-//!   [`Journal::set_tail`]. What the checkpoint itself appends has the class [`AppendClass::Checkpoint`].
-//! - Unmount: a checkpoint, then [`Journal::close`]. Without it the next recovery reads the whole ring and finds nothing.
+//!   [`Journal::set_tail`]. A checkpoint that appends, too, uses the class [`AppendClass::Checkpoint`].
+//! - Unmount: a checkpoint, then [`Journal::close`]. Without `close` the next recovery reads the whole ring and finds no batch.
 //!
 //! ```
 //! use std::sync::Arc;

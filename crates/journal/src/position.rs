@@ -4,10 +4,10 @@ use jericho_format::journal::{JournalHeader, POSITION_BYTES, PositionValue};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A place between two segments. A checkpoint store keeps one position, and has everything before it.
+/// A place between two segments. A checkpoint store keeps one position, and has all batches before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// Incarnation at the time when the position was taken.
+    /// Incarnation of the journal when the position was taken.
     pub incarnation: u64,
     /// Number of the next segment.
     pub seq: u64,
@@ -31,7 +31,7 @@ impl Position {
         bytes
     }
 
-    /// Returns the position with these bytes; `None` when there are not `POSITION_BYTES`.
+    /// Returns the position with these bytes, or `None` if their number is not `POSITION_BYTES`.
     pub fn decode(bytes: &[u8]) -> Option<Position> {
         let value = PositionValue::read_from_bytes(bytes).ok()?;
         Some(Position {

@@ -21,7 +21,7 @@ use crate::ring::Ring;
 use crate::segment::inspect;
 use crate::window::Window;
 
-/// Maximum number of segments that are not durable when a writer begins a batch. If a batch begins further behind an unreadable
+/// Most segments that are not durable when a writer begins a batch. If a later batch begins further behind an unreadable
 /// segment, that segment is damage, even if no later segment says that it was durable.
 const GAP_MAX: u64 = 2;
 
@@ -34,7 +34,7 @@ pub struct Recovery {
     due: Position,
     /// The position after the last whole batch.
     end: Position,
-    /// The position before it, if there is one.
+    /// The position before the last whole batch, if there is one.
     last: Option<Position>,
     batch: Vec<u8>,
     stage: Stage,
@@ -72,7 +72,7 @@ impl fmt::Debug for Recovery {
 }
 
 impl Journal {
-    /// Flushes the device, reads the headers, and returns the batches after a checkpoint, one by one. Writes nothing. `checkpoint` is
+    /// Flushes the device, reads the headers, and returns a reader of the batches after a checkpoint. Writes nothing. `checkpoint` is
     /// the position of the checkpoint store.
     pub fn recover(
         device: Arc<dyn Device>,
@@ -91,7 +91,7 @@ impl Journal {
             volume,
             slice,
         };
-        // After the death of a process the device returns writes that a power cut would still lose. A read-only
+        // After the death of the writer the device may return writes that a power cut would still lose. A read-only
         // device is not flushed: its caller writes nothing that relies on these bytes.
         if !place.device.is_read_only() {
             place.flush()?;
@@ -131,7 +131,7 @@ impl Journal {
 impl Recovery {
     /// Returns the next batch, or `None` at the end. A batch without all of its segments is the end.
     ///
-    /// Fails with `Damage` where a segment is unreadable that was durable, and then at each later call. All batches before it were
+    /// Fails with `Damage` at an unreadable segment that was durable, and then at each later call. All batches before the segment were
     /// returned, so the caller can go on with these, without writing to the volume.
     pub fn next_batch(&mut self) -> Result<Option<Batch<'_>>, RecoverError> {
         match &self.stage {
@@ -178,8 +178,8 @@ impl Recovery {
         Ok(true)
     }
 
-    /// Reads the segment that is due into the batch, as the one with this index, and passes it. Returns what is there instead if
-    /// its write may have been torn.
+    /// Reads the segment that is due into the batch, as its segment with this index, and passes it. Returns what is there instead if
+    /// the segment's write may have been torn.
     fn read_segment(&mut self, index: u32) -> Result<Result<SegmentHeader, Found>, RecoverError> {
         let header = match inspect(&mut self.window, &self.place)? {
             Ok(header) => header,
@@ -230,7 +230,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Returns the evidence if a whole segment shows that the segment that is due was durable.
+    /// Returns the evidence if a whole segment, `header` at `block`, shows that the due segment was durable.
     fn evidence(&self, header: &SegmentHeader, block: u64) -> Option<Evidence> {
         let (seq, incarnation) = (header.seq.get(), header.incarnation.get());
         if incarnation > self.incarnation() {
@@ -260,11 +260,11 @@ impl Recovery {
         })
     }
 
-    /// Returns what cannot be returned because the segment that is due is unreadable. Reads the rest of the ring.
+    /// Returns what is lost because the due segment is unreadable. Reads the rest of the ring.
     fn lost(&mut self) -> Result<Lost, IoError> {
         let first_seq = self.due.seq;
         let mut last_seq = first_seq;
-        // The whole segment behind it that has the least number.
+        // The whole later segment with the least number.
         let mut next: Option<SegmentHeader> = None;
         let mut ends = 0;
         while self.window.left() > 0 {
@@ -283,7 +283,7 @@ impl Recovery {
             }
             self.window.pass(1);
         }
-        // Unless the next segment goes on with its batch, the unreadable segment belonged to a batch of its own.
+        // Unless the next segment continues a batch, the unreadable segment belonged to another batch.
         let has_own = next.is_none_or(|next| next.batch_index.get() == 0);
         Ok(Lost {
             first_seq,
@@ -301,9 +301,9 @@ impl Recovery {
         self.end
     }
 
-    /// Returns whether a batch was durable, and was not dropped by an earlier recovery: the batch whose first segment had this
-    /// number, when the journal had this incarnation. Returns `None` if that is so long ago that the header does not tell. The caller
-    /// has read all batches.
+    /// Returns whether the journal has or had the whole batch whose first segment has this number and incarnation. A batch that an
+    /// earlier recovery has dropped does not count. Returns `None` if the header no longer names the incarnation. The caller has read
+    /// all batches.
     pub fn has_batch(&self, incarnation: u64, seq: u64) -> Option<bool> {
         let header = &self.header.header;
         if incarnation >= header.incarnation.get() {
@@ -322,8 +322,8 @@ impl Recovery {
         None
     }
 
-    /// Drops the batch that `next_batch` returned last: `end` is before it, and the next incarnation begins there. For a batch that
-    /// counts only together with a batch of another journal, which is not there.
+    /// Drops the batch that `next_batch` returned last: moves `end` before it, and the next incarnation begins there. For a batch that
+    /// counts only together with a batch of another journal, when that one is missing.
     pub fn drop_last(&mut self) {
         if let Some(last) = self.last.take() {
             self.end = last;
@@ -335,8 +335,8 @@ impl Recovery {
         self.window.bytes_read()
     }
 
-    /// Begins a new incarnation at the end, and returns its journal. `checkpoint` is the position that the checkpoint store has
-    /// durably now, with everything before it: the segments of the old incarnation are lost.
+    /// Begins a new incarnation at the end, and returns its journal. The checkpoint store must have the position `checkpoint` and all
+    /// batches before it durably, because the segments of the old incarnation are lost.
     ///
     /// Fails, and writes nothing, if `next_batch` has not returned `None`, or if the position is not `end`.
     pub fn begin_incarnation(self, checkpoint: Position) -> Result<Journal, BeginError> {
@@ -347,7 +347,7 @@ impl Recovery {
         }
     }
 
-    /// Does the same as `begin_incarnation`, also after `next_batch` has failed. Gives up every batch that was not returned.
+    /// Does the same as `begin_incarnation`, also after `next_batch` has failed. Gives up all batches that were not returned.
     pub fn begin_incarnation_after_damage(
         self,
         checkpoint: Position,
@@ -385,7 +385,7 @@ impl Recovery {
             return Err(BeginError::Checkpoint { checkpoint, end });
         }
         let last_incarnation = self.incarnation().max(found);
-        // One more is for the header of a closed journal.
+        // `close` needs one more incarnation for its header.
         if last_incarnation + 1 >= NUMBER_MAX {
             return Err(BeginError::LastIncarnation);
         }

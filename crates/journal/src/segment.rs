@@ -8,7 +8,7 @@ use crate::error::Found;
 use crate::window::Window;
 
 /// Returns the header of the segment at the window's begin, if the segment is whole: of this journal, within the ring, with a right
-/// checksum. Its numbers are not checked.
+/// checksum. Does not check the segment's number, incarnation and `prev_crc`.
 pub(crate) fn inspect(
     window: &mut Window,
     place: &AreaDevice,

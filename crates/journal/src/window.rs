@@ -60,7 +60,7 @@ impl Window {
         self.bytes_read
     }
 
-    /// Returns the next blocks without passing them; `None` when the ring or the lap ends before.
+    /// Returns the next blocks without passing them, or `None` if the ring or the lap has fewer.
     pub fn peek(&mut self, blocks: u32) -> Result<Option<&[u8]>, IoError> {
         let most = self.left.min(self.lap_rest());
         if blocks > most.min(SEGMENT_BLOCKS_MAX) {
