@@ -7,6 +7,7 @@
 pub mod journal;
 pub mod label;
 pub mod record;
+pub mod sums;
 pub mod superblock;
 pub mod threads;
 

@@ -6,6 +6,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of all records below, in each inode and in the superblock. A reader refuses others.
 pub const RECORD_VERSION: u8 = 3;
+/// Version of the records in the superblock of a volume with checksums: those of `RECORD_VERSION`, table `sums`, and `EXTENT_CHECKSUMS`.
+pub const RECORD_VERSION_CHECKSUMS: u32 = 4;
 /// Bits of an inode number for the counter. The slice is above them.
 pub const INO_COUNTER_BITS: u32 = 40;
 /// Bits of an inode number for the slice.
@@ -20,7 +22,7 @@ pub const NO_SLICE: u16 = u16::MAX;
 pub const EXTENT_UNWRITTEN: u16 = 1;
 /// Bit of `ExtentValue::flags`, reserved: other extents have the same blocks.
 pub const EXTENT_SHARED: u16 = 2;
-/// Bit of `ExtentValue::flags`, reserved: the blocks have checksums.
+/// Bit of `ExtentValue::flags`: the blocks have checksums, in table `sums`.
 pub const EXTENT_CHECKSUMS: u16 = 4;
 
 /// File types as stored (values of `d_type`).
@@ -124,7 +126,7 @@ pub struct ExtentValue {
     pub count: U32,
     /// Slice.
     pub slice: U16,
-    /// `EXTENT_UNWRITTEN` or 0. A reader refuses other bits.
+    /// `EXTENT_UNWRITTEN`, `EXTENT_CHECKSUMS` or 0. A reader refuses other bits.
     pub flags: U16,
     /// Zero. Room for snapshots.
     pub born: U64,
@@ -174,6 +176,11 @@ pub fn ino_key(ino: u64) -> [u8; 8] {
 /// Returns the key of table `extents`.
 pub fn extent_key(ino: u64, page: u64) -> [u8; 16] {
     pair_key(ino, page)
+}
+
+/// Returns the key of table `sums`.
+pub fn sums_key(ino: u64, group: u64) -> [u8; 16] {
+    pair_key(ino, group)
 }
 
 /// Returns two numbers in 16 bytes, big-endian.

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use crate::PAGE_BYTES;
 use crate::label::VERSION;
-use crate::record::{INO_SLICE_BITS, RECORD_VERSION};
+use crate::record::{INO_SLICE_BITS, RECORD_VERSION, RECORD_VERSION_CHECKSUMS};
 
 /// First bytes of a superblock copy.
 pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"JERISUPR";
@@ -37,6 +37,9 @@ pub const NO_NODE: u32 = u32::MAX;
 pub const FLAG_DIRTY: u32 = 1;
 /// Bit of `SuperblockHead::flags`: the files that serve as devices have all their space allocated, and keep it.
 pub const FLAG_PREALLOCATED: u32 = 2;
+/// Bit of `SuperblockHead::flags`: the data of files has checksums. `records` is `RECORD_VERSION_CHECKSUMS` then, so that versions that do
+/// not know checksums refuse the volume.
+pub const FLAG_CHECKSUMS: u32 = 4;
 
 /// Offset of the device table in a copy.
 pub const DEVICES_AT: usize = 4096;
@@ -73,7 +76,7 @@ pub struct SuperblockHead {
     pub volume_uuid: [u8; 16],
     /// Key of the hash of file names.
     pub hash_seed: [u8; 16],
-    /// `FLAG_DIRTY`, `FLAG_PREALLOCATED`.
+    /// `FLAG_DIRTY`, `FLAG_PREALLOCATED`, `FLAG_CHECKSUMS`.
     pub flags: U32,
     /// Blocks of a container.
     pub container_blocks: U32,
@@ -97,7 +100,7 @@ pub struct SuperblockHead {
     pub owner: OwnerRecord,
     /// Zero.
     pub reserved2: [u8; 16],
-    /// `RECORD_VERSION`.
+    /// `RECORD_VERSION`, or `RECORD_VERSION_CHECKSUMS` with `FLAG_CHECKSUMS`.
     pub records: U32,
     /// Zero.
     pub reserved: [u8; 3868],
@@ -249,6 +252,26 @@ pub enum SuperblockError {
     Inconsistent(String),
 }
 
+impl SuperblockHead {
+    /// Returns whether the data of files has checksums.
+    pub fn has_checksums(&self) -> bool {
+        self.flags.get() & FLAG_CHECKSUMS != 0
+    }
+
+    fn expected_records(&self) -> u32 {
+        match self.has_checksums() {
+            true => RECORD_VERSION_CHECKSUMS,
+            false => u32::from(RECORD_VERSION),
+        }
+    }
+
+    /// Gives the data of files checksums, when the volume is formatted.
+    pub fn set_checksums(&mut self) {
+        self.flags |= FLAG_CHECKSUMS;
+        self.records = U32::new(self.expected_records());
+    }
+}
+
 impl Superblock {
     /// Returns an empty superblock with magic and version.
     pub fn new() -> Superblock {
@@ -308,7 +331,7 @@ impl Superblock {
             return Err(SuperblockError::Older(head.version.get()));
         }
         // Volumes from before this field have zero, and version 1.
-        if head.records.get() != u32::from(RECORD_VERSION) {
+        if head.records.get() != head.expected_records() {
             return Err(SuperblockError::Records(head.records.get().max(1)));
         }
         let superblock = Superblock {
@@ -615,7 +638,12 @@ mod tests {
     #[test]
     fn records_of_another_version_are_refused_by_name() {
         let mut superblock = sample();
-        for (records, shown) in [(0, 1), (1, 1), (2, 2), (4, 4)] {
+        // A volume with checksums has records of version 4, and such records without the flag make no sense.
+        superblock.head.set_checksums();
+        assert_eq!(superblock.head.records.get(), 4);
+        Superblock::decode(&superblock.encode()).unwrap();
+        superblock.head.flags &= !FLAG_CHECKSUMS;
+        for (records, shown) in [(0, 1), (1, 1), (2, 2), (4, 4), (5, 5)] {
             superblock.head.records = U32::new(records);
             let error = Superblock::decode(&superblock.encode()).unwrap_err();
             assert_eq!(error, SuperblockError::Records(shown));
