@@ -135,6 +135,7 @@ counters! {
     clashed: AtomicU64, Events, "Requests that waited for I/O of another request on the same page.";
     throttled: AtomicU64, Events, "Writers that waited at the limit of dirty pages.";
     write_errors: AtomicU64, Events, "Write-backs that failed.";
+    checksum_errors: AtomicU64, Pages, "Pages read from devices that did not have their checksum.";
     dead_client_entries: AtomicU64, Pages, "Page table entries that were checked because a client died.";
 }
 

@@ -3,14 +3,16 @@
 //! The evictor sleeps until another thread needs frames, pages became dirty, a sync was requested, or a write-back ended.
 //! Neighbouring blocks go out in one transfer, even if they belong to different objects.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
-use foldhash::{HashSet, HashSetExt};
+use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
 use jericho_storage::{Completion, Direction, Queue, Transfer};
 
+use crate::copies::{Copies, Copy};
 use crate::effects::Effects;
 use crate::eviction;
 use crate::object::Error;
@@ -30,10 +32,21 @@ const BACKGROUND_TRANSFERS_MAX: usize = 16;
 /// count as an end.
 const CALM: Duration = Duration::from_secs(5);
 
+/// A transfer that is recorded and not submitted.
+struct Uncopied {
+    transfer: Transfer,
+    frames: Vec<u32>,
+}
+
 pub(crate) struct Evictor {
     shared: Arc<SliceShared>,
     queue: Box<dyn Queue>,
     syncs: Syncs,
+    /// Copies of pages with checksums that are in flight, by the tags of their transfers.
+    copied: HashMap<u64, Copy>,
+    copies: Copies,
+    /// Transfers that wait for a copy.
+    uncopied: VecDeque<Uncopied>,
     /// Chooses the pages to evict.
     replacement: AgedSweep,
     /// Time of the last failed write-back. `None` while no outage is reported.
@@ -46,6 +59,9 @@ impl Evictor {
             shared,
             queue,
             syncs: Syncs::new(),
+            copied: HashMap::new(),
+            copies: Copies::default(),
+            uncopied: VecDeque::new(),
             replacement: AgedSweep::default(),
             outage_reported: None,
         }
@@ -67,12 +83,18 @@ impl Evictor {
             for sync in self.syncs.take_latched() {
                 self.sync_step(sync, None);
             }
+            self.submit_copies();
             timeout = self.work();
             if self.syncs.has_latched() {
                 timeout = Some(Duration::from_millis(1));
             }
+            if !self.uncopied.is_empty() && self.queue.in_flight() == 0 {
+                // There was no memory for a copy.
+                timeout = Some(Duration::from_millis(100));
+            }
             if self.shared.context.closing.load(SeqCst)
                 && self.queue.in_flight() == 0
+                && self.uncopied.is_empty()
                 && !self.shared.has_small_syncs()
                 && self.shared.jobs.is_empty()
             {
@@ -205,7 +227,7 @@ impl Evictor {
         let counts = &shared.context.counts;
         counts.written_back_bytes.fetch_add(merged.bytes(), Relaxed);
         counts.write_backs.fetch_add(1, Relaxed);
-        let segments = transfers::segments(&shared.context.memory, merged.frames.into_iter());
+        let is_copied = merged.parts.iter().any(|part| part.object.has_checksums());
         let tag = {
             let mut state = shared.lock();
             let tag = state.new_id();
@@ -218,13 +240,37 @@ impl Evictor {
             state.writing.insert(tag, write);
             tag
         };
-        self.queue.submit(Transfer {
+        let mut transfer = Transfer {
             tag,
             device: merged.device,
             direction: Direction::Write,
             offset_bytes: merged.offset_bytes,
-            segments,
-        });
+            segments: vec![],
+        };
+        let frames = merged.frames;
+        if is_copied {
+            self.uncopied.push_back(Uncopied { transfer, frames });
+            return self.submit_copies();
+        }
+        transfer.segments = transfers::segments(&shared.context.memory, frames.into_iter());
+        self.queue.submit(transfer);
+    }
+
+    /// Submits transfers that wait for a copy, as many as get one. If some still wait, transfers with copies are in flight.
+    fn submit_copies(&mut self) {
+        while let Some(next) = self.uncopied.front() {
+            let taken = self.copies.take(&self.shared.context.memory, &next.frames);
+            let Ok(Some(copy)) = taken.inspect_err(|error| {
+                tracing::error!(%error, "no memory for a copy of pages that are written back");
+            }) else {
+                break;
+            };
+            if let Some(Uncopied { mut transfer, .. }) = self.uncopied.pop_front() {
+                transfer.segments = copy.segments();
+                self.copied.insert(transfer.tag, copy);
+                self.queue.submit(transfer);
+            }
+        }
     }
 
     fn write_ended(&mut self, completion: Completion) {
@@ -233,16 +279,27 @@ impl Evictor {
             Some(write) => write.parts.clone(),
             None => return,
         };
+        let copy = self.copied.remove(&completion.tag);
+        let mut sums = copy.as_ref().map_or(&[][..], |copy| &copy.sums);
         let error = completion.result.err().map(Error::from);
         for part in parts.iter() {
+            let own = sums.split_off(..part.entries.len().min(sums.len()));
             match &error {
                 None => {
                     // The object must know before the pages can be evicted. A later fetch must go to their new place.
-                    part.object.written(part.first, part.entries.len() as u32);
+                    match part.object.has_checksums() {
+                        true => part
+                            .object
+                            .written_summed(part.first, own.unwrap_or_default()),
+                        false => part.object.written(part.first, part.entries.len() as u32),
+                    }
                     write_back::clean(&shared.context, part);
                 }
                 Some(error) => self.failed(part, error),
             }
+        }
+        if let Some(copy) = copy {
+            self.copies.give_back(copy);
         }
         let write = write_back::ended(&mut shared.lock(), completion.tag, error.is_none());
         if error.is_none() {
@@ -316,7 +373,7 @@ impl Evictor {
         }
         // Frames are missing, or dirty pages could not be chosen, because pages are pinned, latched or in flight. The end of a pin
         // or of the evictor's own transfer wakes the evictor. The end of a latch or of a small sync does not.
-        if (starved || skipped) && self.queue.in_flight() == 0 {
+        if (starved || skipped) && self.queue.in_flight() == 0 && self.uncopied.is_empty() {
             return Some(Duration::from_millis(1));
         }
         if state.damage.is_suspected() || state.outage.is_some() {
@@ -384,7 +441,7 @@ impl Evictor {
         let shared = self.shared.clone();
         // Objects whose remaining pages cannot be chosen now.
         let mut busy = HashSet::new();
-        while self.queue.in_flight() < BACKGROUND_TRANSFERS_MAX {
+        while self.queue.in_flight() + self.uncopied.len() < BACKGROUND_TRANSFERS_MAX {
             let context = &shared.context;
             let chosen = write_back::choose_batch(&mut shared.lock(), context, starved, &mut busy);
             if chosen.is_empty() {

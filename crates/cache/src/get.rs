@@ -25,9 +25,6 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use jericho_shm::{Flags, Key};
-use jericho_storage::Transfer;
-
 use crate::context::SliceContext;
 use crate::effects::Effects;
 use crate::object::{Error, Object};
@@ -36,6 +33,8 @@ use crate::requests::{
     Fill, GetRequest, Intent, PAGES_PER_GET_MAX, PendingGet, PinnedPages, Reading,
 };
 use crate::state::SliceState;
+use crate::transfers::PlannedRead;
+use jericho_shm::{Flags, Key};
 
 /// Stands for the entry of a page that is not in the table.
 const ABSENT: u32 = u32::MAX;
@@ -294,7 +293,7 @@ pub(crate) fn fill_started(
     context: &SliceContext,
     fill: &Fill,
     holes: Vec<u32>,
-    reads: &mut [(Transfer, Vec<u32>)],
+    reads: &mut [PlannedRead],
     effects: &mut Effects,
 ) {
     if let Some(p) = state.pending.get_mut(&fill.get) {
@@ -305,14 +304,15 @@ pub(crate) fn fill_started(
         fill_ended(state, context, index, effects);
     }
     let backed = fill.object.may_write_inline();
-    for (transfer, entries) in reads {
-        transfer.tag = state.new_id();
+    for read in reads {
+        read.transfer.tag = state.new_id();
         let reading = Reading {
             get: fill.get,
-            entries: std::mem::take(entries),
+            entries: std::mem::take(&mut read.entries),
             backed,
+            check: read.check.take(),
         };
-        state.reading.insert(transfer.tag, reading);
+        state.reading.insert(read.transfer.tag, reading);
     }
     step(state, context, fill.get, None, effects);
 }
@@ -350,20 +350,22 @@ fn drop_fill(state: &mut SliceState, context: &SliceContext, index: u32, effects
     fill_ended(state, context, index, effects);
 }
 
-/// Ends a read transfer: publishes its pages, or removes them after an error.
+/// Ends a read transfer: publishes its pages, or removes them after an error. With `wrong`, removes only the pages at these places,
+/// which are in order.
 pub(crate) fn read_ended(
     state: &mut SliceState,
     context: &SliceContext,
     reading: Reading,
-    error: Option<Error>,
+    (error, wrong): (Option<Error>, &[usize]),
     effects: &mut Effects,
 ) {
     let flags = match reading.backed {
         true => Flags::BACKED,
         false => Flags::NONE,
     };
-    for index in reading.entries {
-        if error.is_none() {
+    for (at, index) in reading.entries.into_iter().enumerate() {
+        let is_right = !wrong.is_empty() && wrong.binary_search(&at).is_err();
+        if error.is_none() || is_right {
             context.memory.entry(index).publish(flags);
             fill_ended(state, context, index, effects);
         } else {

@@ -7,6 +7,8 @@
 #![forbid(unsafe_code)]
 
 // What a slice deals with: the interface to owners of pages, requests, transfers, plain records. None takes the slice's lock.
+mod checks;
+mod copies;
 pub mod counters;
 mod dirty;
 mod effects;

@@ -87,9 +87,9 @@ pub trait Object: Send + Sync + 'static {
     /// reserved space: callers of a Get with `Intent::Modify` or `Overwrite` reserve it.
     fn allocate(&self, first: u64, count: u32, out: &mut Vec<PageRun>) -> Result<(), Error>;
 
-    /// Offers the contents of pages from `first` on, after `allocate` has placed them, to be stored elsewhere than in their places.
-    /// Returns whether the object keeps them: then they are in its next commit, `resolve` returns them, and the slice takes the
-    /// pages for clean, without a call of `written`. `commits` is true if the sync that writes the pages commits anyway.
+    /// Offers the contents of pages from `first` on, to be stored elsewhere than in their places. Returns whether the object keeps
+    /// them: then they are in its next commit, `resolve` returns them, and the slice takes the pages for clean, without calls of
+    /// `allocate` and `written`. `commits` is true if the sync that writes the pages commits anyway.
     fn log(&self, _first: u64, _bytes: &[u8], _commits: bool) -> bool {
         false
     }
@@ -97,6 +97,41 @@ pub trait Object: Send + Sync + 'static {
     /// Reports that the pages `[first, first + count)` are on the device, where the last `allocate` placed them. The device is
     /// not flushed yet.
     fn written(&self, first: u64, count: u32);
+
+    /// Returns whether the object keeps checksums of its pages. The slice then writes pages from private copies, calls
+    /// `written_summed` in place of `written`, and `resolve_summed` in place of `resolve`. The answer never changes.
+    fn has_checksums(&self) -> bool {
+        false
+    }
+
+    /// Does what `resolve` does, and appends what is known of the checksum of each page, as of the same instant. The slice compares
+    /// pages that it reads with it.
+    fn resolve_summed(
+        &self,
+        first: u64,
+        count: u32,
+        out: &mut Vec<PageRun>,
+        sums: &mut Vec<Option<u32>>,
+    ) -> Result<(), Error> {
+        sums.extend(std::iter::repeat_n(None, count as usize));
+        self.resolve(first, count, out)
+    }
+
+    /// Reports what `written` reports, with the checksum of each page as it was written.
+    fn written_summed(&self, first: u64, sums: &[u32]) {
+        self.written(first, sums.len() as u32);
+    }
+
+    /// Reports that a page does not have its checksum. Returns the error for those that read the page.
+    fn checksum_failed(&self, page: u64, expected: u32, found: u32) -> Error {
+        Error::Object {
+            errno: 5,
+            message: format!(
+                "page {page} has the checksum {found:#010x} instead of {expected:#010x}"
+            )
+            .into(),
+        }
+    }
 
     /// Reports that `Slice::first_dirty` no longer counts the pages of a finished write-back, unless they are dirty again. It
     /// counts them until after `written`, so that no owner takes pages for written whose new places it does not know yet. An owner

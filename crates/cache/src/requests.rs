@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use jericho_shm::{Flags, Key, PageState as Word, SliceMemory};
 
+use crate::checks::Check;
 use crate::object::{Error, Object};
 
 /// Maximum number of pages of one Get: 1 MiB.
@@ -89,6 +90,8 @@ pub(crate) struct Reading {
     pub entries: Vec<u32>,
     /// The pages may be written inline.
     pub backed: bool,
+    /// The checksums of the pages, if the object keeps some.
+    pub check: Option<Arc<Check>>,
 }
 
 /// An invalidation that waits for pages that are busy.

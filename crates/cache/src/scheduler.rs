@@ -8,11 +8,15 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use jericho_storage::Completion;
 
+use crate::checks::Check;
 use crate::effects::Effects;
 use crate::object::Error;
-use crate::requests::{Fill, GetDone, GetRequest, Latched, Parked, PendingGet, PinnedPages};
+use crate::requests::{
+    Fill, GetDone, GetRequest, Latched, Parked, PendingGet, PinnedPages, Reading,
+};
 use crate::shared::SliceShared;
-use crate::transfers::FillPlan;
+use crate::state::SliceState;
+use crate::transfers::{FillPlan, PlannedRead};
 use crate::{get, latched, thread_reads, waiting};
 
 /// Performs what steps have collected. Must be called without the lock. Callbacks may call the slice.
@@ -63,7 +67,7 @@ fn start_fill(shared: &Arc<SliceShared>, fill: &Fill, effects: &mut Effects) {
     let mut started = false;
     let mut state = shared.lock();
     get::fill_started(&mut state, context, fill, filled, &mut reads, effects);
-    for (transfer, _) in reads {
+    for PlannedRead { transfer, .. } in reads {
         let for_pipeline = match fill.read_ahead || fill.pages.len() > thread_reads::PAGES_MAX {
             true => Some(transfer),
             false => thread_reads::keep(shared, transfer),
@@ -84,9 +88,25 @@ fn plan_fill(shared: &SliceShared, fill: &Fill) -> Result<FillPlan, Error> {
     let mut plan = FillPlan::default();
     for pages in fill.pages.chunk_by(|a, b| a.0 + 1 == b.0) {
         let (first, count) = (pages[0].0, pages.len());
-        let mut runs = vec![];
-        fill.object.resolve(first, count as u32, &mut runs)?;
-        plan.add(&shared.context.memory, pages, &runs);
+        let (mut runs, mut sums) = (vec![], vec![]);
+        let object = &fill.object;
+        let check = match object.has_checksums() {
+            false => {
+                object.resolve(first, count as u32, &mut runs)?;
+                None
+            }
+            true => {
+                object.resolve_summed(first, count as u32, &mut runs, &mut sums)?;
+                let object = object.clone();
+                Some(Check {
+                    object,
+                    first,
+                    sums,
+                })
+            }
+        };
+        let (memory, counts) = (&shared.context.memory, &shared.context.counts);
+        plan.add(memory, counts, pages, &runs, check.as_ref())?;
     }
     Ok(plan)
 }
@@ -128,16 +148,39 @@ pub(crate) fn read_ended(shared: &Arc<SliceShared>, completion: Completion) {
     let mut effects = Effects::default();
     let context = &shared.context;
     let mut state = shared.lock();
+    let mut error = completion.result.err().map(Error::from);
+    let mut wrong = vec![];
+    let reading = state.reading.get(&completion.tag);
+    if let Some((check, frames)) = reading
+        .filter(|_| error.is_none())
+        .and_then(|reading| to_compare(&state, reading))
+    {
+        // Without the lock: the pages are not valid yet, so no other thread uses their frames.
+        drop(state);
+        let compared = check.compare_frames(&context.memory, &context.counts, &frames);
+        (error, wrong) = (compared.error, compared.wrong);
+        state = shared.lock();
+    }
     let Some(reading) = state.reading.remove(&completion.tag) else {
         return;
     };
-    let error = completion.result.err().map(Error::from);
-    get::read_ended(&mut state, context, reading, error, &mut effects);
+    get::read_ended(&mut state, context, reading, (error, &wrong), &mut effects);
     if effects.released || !state.invalidations.is_empty() {
         waiting::retry(&mut state, context, &mut effects);
     }
     drop(state);
     perform(shared, effects);
+}
+
+/// Returns the checksums of the pages of a read, and their frames. Returns `None` if there is nothing to compare.
+fn to_compare(state: &SliceState, reading: &Reading) -> Option<(Arc<Check>, Vec<u32>)> {
+    let check = reading.check.clone()?;
+    let frames = reading
+        .entries
+        .iter()
+        .map(|index| state.filling.get(index).copied());
+    let frames: Option<Vec<u32>> = frames.collect();
+    Some((check, frames.expect("an entry that is being filled")))
 }
 
 /// Retries all requests that wait.

@@ -18,6 +18,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Instant;
 
 use jericho_format::PAGE_BYTES;
+use jericho_format::sums::checksum;
 use jericho_storage::{AlignedBuffer, Device};
 
 use crate::context::SliceContext;
@@ -58,10 +59,10 @@ pub(crate) struct Begun {
 }
 
 /// Where the pages of a part are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
-    /// On the device.
-    InPlace,
+    /// On the device. Has the checksums of the pages, if the object keeps some.
+    InPlace(Vec<u32>),
     /// With the object, which has them in its next commit.
     Logged,
 }
@@ -216,9 +217,6 @@ fn write_part(
     commits: bool,
     copy: &mut AlignedBuffer,
 ) -> Written {
-    let mut runs = vec![];
-    part.object
-        .allocate(part.first, frames.len() as u32, &mut runs)?;
     // A program may change a page during the copy. The page is dirty again then. The copy itself does not change, so
     // `Device::needs_stable_writes` needs no other one.
     for (frame, bytes) in frames.iter().zip(copy.as_mut_slice().chunks_mut(PAGE)) {
@@ -229,6 +227,13 @@ fn write_part(
     if part.object.log(part.first, bytes, commits) {
         return Ok(Kept::Logged);
     }
+    let sums = match part.object.has_checksums() {
+        true => bytes.chunks_exact(PAGE).map(checksum).collect(),
+        false => vec![],
+    };
+    let mut runs = vec![];
+    part.object
+        .allocate(part.first, frames.len() as u32, &mut runs)?;
     for run in runs {
         let PagePlace::Device {
             device,
@@ -250,7 +255,7 @@ fn write_part(
         bytes.is_empty(),
         "an object placed fewer pages than requested"
     );
-    Ok(Kept::InPlace)
+    Ok(Kept::InPlace(sums))
 }
 
 /// Ends a transfer, with a result for each part: its pages are clean, or dirty again. The objects already know. Returns its
@@ -287,7 +292,10 @@ impl SyncTransfer<'_> {
             let count = part.entries.len() as u32;
             match result {
                 // The object must know before the pages can be evicted. A later fetch must go to their new place.
-                Ok(Kept::InPlace) => part.object.written(part.first, count),
+                Ok(Kept::InPlace(sums)) if part.object.has_checksums() => {
+                    part.object.written_summed(part.first, sums);
+                }
+                Ok(Kept::InPlace(_)) => part.object.written(part.first, count),
                 Ok(Kept::Logged) => {}
                 Err(error) => write_back::note_failure(context, part, error),
             }

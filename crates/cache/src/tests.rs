@@ -313,7 +313,7 @@ fn begin_small(slice: &mut Machine) -> Option<small_sync::Begun> {
 
 /// Ends the transfer of a small sync that has written its pages in place.
 fn end_small(slice: &mut Machine, started: &small_sync::Started) -> WriteBack {
-    let results = [Ok(small_sync::Kept::InPlace)];
+    let results = [Ok(small_sync::Kept::InPlace(vec![]))];
     let (state, context, effects) = (&mut slice.state, &slice.context, &mut slice.effects);
     small_sync::end(state, context, started, &results, effects).unwrap()
 }

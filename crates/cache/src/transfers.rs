@@ -10,6 +10,8 @@ use jericho_shm::SliceMemory;
 use jericho_storage::{Direction, Segment, Transfer};
 use parking_lot::{Condvar, Mutex};
 
+use crate::checks::Check;
+use crate::counters::Counts;
 use crate::object::{Error, Object, PagePlace, PageRun};
 
 /// Maximum number of pages of one write transfer: 1 MiB.
@@ -38,15 +40,32 @@ pub(crate) fn segments(memory: &SliceMemory, frames: impl Iterator<Item = u32>) 
 pub(crate) struct FillPlan {
     /// Entries whose frames have their contents already: zeros, or bytes from memory.
     pub filled: Vec<u32>,
-    /// Reads, without tags, and the entries that each of them fills.
-    pub reads: Vec<(Transfer, Vec<u32>)>,
+    /// Reads, without tags.
+    pub reads: Vec<PlannedRead>,
+}
+
+/// A read of neighbouring pages.
+pub(crate) struct PlannedRead {
+    pub transfer: Transfer,
+    /// The entries that it fills.
+    pub entries: Vec<u32>,
+    pub check: Option<Arc<Check>>,
 }
 
 impl FillPlan {
-    /// Fills the frames of pages that no device has, and plans reads of the others. `pages` are (page, entry, frame), and `runs` their places.
-    pub fn add(&mut self, memory: &SliceMemory, pages: &[(u64, u32, u32)], runs: &[PageRun]) {
+    /// Fills the frames of pages that no device has, and plans reads of the others. `pages` are (page, entry, frame), `runs` their
+    /// places, and `check` their checksums, if their object keeps some. Fails if bytes from memory do not have their checksum.
+    pub fn add(
+        &mut self,
+        memory: &SliceMemory,
+        counts: &Counts,
+        pages: &[(u64, u32, u32)],
+        runs: &[PageRun],
+        check: Option<&Check>,
+    ) -> Result<(), Error> {
         let mut at = 0;
         for run in runs {
+            let start = at;
             let part = &pages[at..(at + run.pages as usize).min(pages.len())];
             at += part.len();
             match &run.place {
@@ -57,6 +76,9 @@ impl FillPlan {
                     }
                 }
                 PagePlace::Memory(bytes) => {
+                    if let Some(check) = check {
+                        check.compare(counts, start, bytes)?;
+                    }
                     for (_, index, frame) in part {
                         let copied = memory.copy_in(*frame, 0, bytes);
                         assert!(copied.is_ok(), "a frame of the slice's own records");
@@ -75,8 +97,11 @@ impl FillPlan {
                         offset_bytes,
                         segments: segments(memory, part.iter().map(|p| p.2)),
                     };
-                    self.reads
-                        .push((transfer, part.iter().map(|p| p.1).collect()));
+                    self.reads.push(PlannedRead {
+                        transfer,
+                        entries: part.iter().map(|p| p.1).collect(),
+                        check: check.map(|check| Arc::new(check.part(start, part.len()))),
+                    });
                 }
             }
         }
@@ -85,11 +110,12 @@ impl FillPlan {
             pages.len(),
             "an object placed fewer pages than requested"
         );
+        Ok(())
     }
 
     /// Returns the number of bytes that the reads transfer.
     pub fn bytes(&self) -> u64 {
-        let pages = self.reads.iter().map(|(_, entries)| entries.len() as u64);
+        let pages = self.reads.iter().map(|read| read.entries.len() as u64);
         pages.sum::<u64>() * PAGE_BYTES
     }
 }

@@ -90,6 +90,9 @@ pub struct FormatArgs {
     /// writes to the volume fail [default: allocate all space now]
     #[arg(long)]
     pub sparse: bool,
+    /// Keep a checksum of each block of data, so that a read of damaged data fails. Overwrites then go to new blocks
+    #[arg(long)]
+    pub checksums: bool,
     /// Number of slices [default: one per NUMA node]
     #[arg(long, value_name = "N")]
     pub slices: Option<u16>,
@@ -473,6 +476,9 @@ pub struct CheckArgs {
     /// Repair what can be repaired
     #[arg(long)]
     pub repair: bool,
+    /// Also read all data, and compare it with its checksums if the volume keeps some
+    #[arg(long)]
+    pub data: bool,
     /// Path of another device of the volume, if its label is not found; may be repeated
     #[arg(long, value_name = "PATH")]
     pub device: Vec<PathBuf>,

@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use jericho_fs::check::data::check_data_among;
 use jericho_fs::check::{CheckOptions, Finding, Progress, Report, Severity, Stage, check_among};
 use serde::Serialize;
 
@@ -24,7 +25,10 @@ pub fn run(args: &CheckArgs) -> Outcome {
     let report = std::thread::scope(|scope| {
         let shown = &progress;
         scope.spawn(move || show(shown, &has_ended));
-        let report = check_among(&args.volume, &args.device, options, &progress);
+        let report = match args.data {
+            true => check_data_among(&args.volume, &args.device, options, &progress),
+            false => check_among(&args.volume, &args.device, options, &progress),
+        };
         drop(end);
         report
     });
@@ -64,6 +68,7 @@ fn show(progress: &Progress, has_ended: &Receiver<()>) {
             Stage::Pages => format!("metadata: {} read", size::human(done)),
             Stage::Names => format!("names and inodes: {done} rows compared"),
             Stage::Space => format!("space: {done} rows compared"),
+            Stage::Data => format!("data: {} read", size::human(done)),
         });
         bar.tick();
         if has_ended.recv_timeout(PICTURE) != Err(RecvTimeoutError::Timeout) {
@@ -82,6 +87,8 @@ struct Json<'r> {
     files: u64,
     used_bytes: u64,
     metadata_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    read_bytes: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -109,6 +116,7 @@ impl<'r> Json<'r> {
             files: report.files,
             used_bytes: report.used_bytes,
             metadata_bytes: report.metadata_bytes,
+            read_bytes: report.read_bytes,
         }
     }
 }
@@ -137,9 +145,13 @@ fn text(volume: &str, report: &Report, repair: bool) -> Result<String, std::fmt:
         size::human(report.used_bytes),
         size::human(report.metadata_bytes)
     )?;
+    if let Some(bytes) = report.read_bytes {
+        writeln!(out, "{volume}: {} of data were read", size::human(bytes))?;
+    }
+    let wrong = (report.findings.iter()).filter(|found| found.severity != Severity::Info);
     if report.is_sound() {
         writeln!(out, "{volume} is sound")?;
-    } else if repair {
+    } else if repair || wrong.count() == report.damaged_pages {
         writeln!(
             out,
             "{volume} is NOT sound, and this could not be repaired: restore the files named \

@@ -30,6 +30,7 @@ pub fn run(args: &FormatArgs) -> Outcome {
         force: args.force,
         preallocate: !args.sparse,
         has_stores: None,
+        checksums: args.checksums,
         progress: std::io::stderr()
             .is_terminal()
             .then_some(show_progress as fn(u64, u64)),

@@ -9,6 +9,7 @@
 
 mod copies;
 mod counts;
+pub mod data;
 mod extents;
 mod findings;
 mod index;
@@ -22,6 +23,7 @@ mod progress;
 mod reads;
 mod space;
 mod stores;
+mod sums;
 mod tree;
 mod window;
 
@@ -75,6 +77,10 @@ pub struct Report {
     pub metadata_bytes: u64,
     /// Windows of inodes in which the check compared them: 1 for all but huge volumes.
     pub windows: u64,
+    /// Bytes of data that were read, if that was requested.
+    pub read_bytes: Option<u64>,
+    /// The findings in the data, which are at the end of `findings`. No repair can put them right.
+    pub damaged_pages: usize,
 }
 
 impl Report {
@@ -106,6 +112,17 @@ pub fn check_among(
     options: CheckOptions,
     progress: &Arc<Progress>,
 ) -> Result<Report, VolumeError> {
+    check_with(path, others, options, progress, |_, _| Ok(()))
+}
+
+/// Does the same as `check_among`, and then calls `then` with the devices, while the volume is locked.
+fn check_with(
+    path: &Path,
+    others: &[PathBuf],
+    options: CheckOptions,
+    progress: &Arc<Progress>,
+    then: impl FnOnce(&[Arc<dyn Device>], &mut Report) -> Result<(), VolumeError>,
+) -> Result<Report, VolumeError> {
     let mode = OpenMode {
         read_only: !options.repair,
         force: options.force,
@@ -124,6 +141,7 @@ pub fn check_among(
     if options.repair {
         report.repaired.splice(0..0, before);
     }
+    then(volume.devices(), &mut report)?;
     Ok(report)
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{channel, sync_channel};
 
 use jericho_cache::Slice;
+use jericho_format::sums::Group;
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use jericho_volume::Volume;
 use parking_lot::Mutex;
@@ -74,6 +75,11 @@ impl Core {
     /// Returns the number of slices of the volume.
     pub fn slice_count(&self) -> SliceId {
         self.volume.slices().len() as SliceId
+    }
+
+    /// Returns whether the data of files has checksums.
+    pub fn has_checksums(&self) -> bool {
+        self.volume.has_checksums()
     }
 
     /// Fails with ESHUTDOWN after the filesystem was closed.
@@ -319,7 +325,7 @@ impl Core {
         let map = Map::load(
             rows,
             meta.rec.size.div_ceil(PAGE_BYTES),
-            self.shards.map(),
+            (self.shards.map(), self.has_checksums()),
             capacity,
         )
         .map_err(|wrong| {
@@ -478,6 +484,18 @@ impl FileHost for Core {
 
     fn write_failed(&self, error: &Error) {
         self.errors.note(error);
+    }
+
+    fn durable(&self, ino: Ino) -> u64 {
+        self.commits_of(ino).durable()
+    }
+
+    fn commit(&self, ino: Ino) -> Result<()> {
+        self.commit_shard_now(self.shards.map().of_ino(ino))
+    }
+
+    fn stored_sums(&self, ino: Ino, group: u64) -> Result<Group> {
+        self.store_of(ino).sums(ino, group)
     }
 
     fn in_one_batch(&self, ino: Ino, change: &mut dyn FnMut() -> bool) -> bool {

@@ -11,6 +11,8 @@ pub(crate) mod runs;
 pub(crate) mod settle;
 pub(crate) mod shared_flushes;
 pub(crate) mod space;
+pub(crate) mod summed;
+pub(crate) mod sums;
 pub(crate) mod sync;
 pub(crate) mod truncate;
 pub(crate) mod usage;

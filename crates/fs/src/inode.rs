@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, O
 use std::sync::{Arc, Weak};
 
 use jericho_cache::Slice;
+use jericho_format::sums::Group;
 use jericho_volume::{Blocks, SliceId, Volume};
 use parking_lot::{Condvar, Mutex, RwLock};
 
@@ -129,6 +130,12 @@ pub trait FileHost: Send + Sync {
     fn mark_dirty(&self, inode: &Arc<Inode>);
     /// Records that the write-back of a file's pages failed.
     fn write_failed(&self, error: &Error);
+    /// Returns the number of the last durable batch of the inode's shard.
+    fn durable(&self, ino: Ino) -> u64;
+    /// Makes the changes of the inode's shard durable that were made so far, and waits for it.
+    fn commit(&self, ino: Ino) -> crate::error::Result<()>;
+    /// Returns the checksums of a group of pages of a file that the store has.
+    fn stored_sums(&self, ino: Ino, group: u64) -> crate::error::Result<Group>;
     /// Runs `change`, all of whose changes go into one batch of the inode's shard. Returns what `change` returns, or false,
     /// without running it, if contents of pages cannot go into a batch now.
     fn in_one_batch(&self, ino: Ino, change: &mut dyn FnMut() -> bool) -> bool;

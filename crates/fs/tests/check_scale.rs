@@ -89,6 +89,7 @@ fn inode(volume: &Volume, ino: Ino, end: Ino) -> Vec<Change> {
             page: 0,
             blocks,
             unwritten: false,
+            summed: false,
         };
         changes.push(Change::PutExtent(ino, extent));
     }

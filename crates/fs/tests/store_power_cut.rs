@@ -82,6 +82,7 @@ fn batch(
                 page: 0,
                 blocks,
                 unwritten: false,
+                summed: false,
             };
             changes.push(Change::PutExtent(ino, extent));
             changes.push(Change::Use(blocks));

@@ -35,6 +35,8 @@ struct State {
     changed: BTreeMap<Block, Option<Image>>,
     /// Blocks whose rows are removed by a batch that is sealed and not durable.
     removed: BTreeSet<Block>,
+    /// Blocks whose images are in a batch that is sealed and not durable.
+    sealed: BTreeSet<Block>,
 }
 
 /// The live images of a volume. Its lock is taken last. Thread-safe.
@@ -49,6 +51,8 @@ pub struct LoggedPages {
     is_busy: AtomicBool,
     /// Number of live images from which on syncs log no more pages.
     max: AtomicUsize,
+    /// Whether an image is settled only when its batch is durable.
+    waits_for_batch: AtomicBool,
 }
 
 fn range(blocks: Blocks) -> std::ops::Range<Block> {
@@ -95,7 +99,8 @@ impl LoggedPages {
     fn count(&self, state: &State) {
         let live = state.live.len() + state.settling.len();
         self.live.store(live, Ordering::Release);
-        let is_busy = live + state.changed.len() + state.removed.len() > 0;
+        let in_batches = state.changed.len() + state.removed.len() + state.sealed.len();
+        let is_busy = live + in_batches > 0;
         self.is_busy.store(is_busy, Ordering::Release);
     }
 
@@ -140,6 +145,12 @@ impl LoggedPages {
     /// Sets the number of live images from which on syncs log no more pages.
     pub fn set_max(&self, max: usize) {
         self.max.store(max, Ordering::Relaxed);
+    }
+
+    /// Makes settlements wait until the batch of an image is durable. Blocks with checksums need that: a crash before it must find the
+    /// contents that the durable checksum belongs to.
+    pub fn wait_for_batch(&self) {
+        self.waits_for_batch.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether `count` more images may become live.
@@ -235,6 +246,8 @@ impl LoggedPages {
         let is_removed =
             |(block, image): (&Block, &Option<Image>)| image.is_none().then_some(*block);
         state.removed.extend(changed.iter().filter_map(is_removed));
+        let is_put = |(block, image): (&Block, &Option<Image>)| image.is_some().then_some(*block);
+        state.sealed.extend(changed.iter().filter_map(is_put));
         self.count(&state);
         let change = |(block, image)| match image {
             Some(image) => Change::PutLogged(block, image),
@@ -250,6 +263,7 @@ impl LoggedPages {
         }
         let mut state = self.state.lock();
         state.removed.clear();
+        state.sealed.clear();
         self.count(&state);
     }
 
@@ -258,8 +272,13 @@ impl LoggedPages {
     pub fn begin_settling(&self, from: Block, count: usize) -> Option<Settlement<'_>> {
         let mut state = self.state.lock();
         let mut images: Vec<(Block, Image)> = Vec::new();
+        let waits_for_batch = self.waits_for_batch.load(Ordering::Relaxed);
+        let is_durable =
+            |block: &Block| !state.changed.contains_key(block) && !state.sealed.contains(block);
         let may_settle = |(block, live): &(&Block, &Live)| {
-            !live.is_superseded && !state.settling.contains(block)
+            !live.is_superseded
+                && !state.settling.contains(block)
+                && (!waits_for_batch || is_durable(block))
         };
         for (block, live) in state.live.range(from..).filter(may_settle) {
             let next = images.last().map(|((slice, block), _)| (*slice, block + 1));
@@ -463,5 +482,21 @@ mod tests {
         settlement.written();
         assert_eq!(pages.images(blocks(5, 1))[0].1[0], 50);
         assert_eq!(changes(&pages)[0], (5, Some(50)));
+    }
+
+    #[test]
+    fn an_image_with_a_checksum_is_settled_only_when_its_batch_is_durable() {
+        let pages = pages();
+        pages.wait_for_batch();
+        assert!(pages.begin_settling((0, 0), 9).is_none());
+        assert_eq!(pages.take_changes().count(), 4);
+        assert!(pages.begin_settling((0, 0), 9).is_none());
+        pages.changes_durable();
+        let settlement = pages.begin_settling((0, 0), 9).unwrap();
+        assert_eq!(settlement.blocks(), blocks(5, 3));
+        drop(settlement);
+        pages.put((1, 6), image(60));
+        let settlement = pages.begin_settling((0, 0), 9).unwrap();
+        assert_eq!(settlement.blocks(), blocks(5, 1), "6 has a newer image");
     }
 }

@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
+use jericho_format::sums::Group;
 use jericho_format::{PAGE_BYTES, record};
 use jericho_journal::JournalArea;
 use parking_lot::Mutex;
@@ -413,6 +414,13 @@ impl Store {
             })?;
             Ok(images)
         })
+    }
+
+    /// Returns the checksums of a group of pages of a file that the store has.
+    pub fn sums(&self, ino: Ino, group: u64) -> Result<Group> {
+        let key = record::sums_key(ino, group);
+        let group = self.read(|view| view.get(Table::Sums, &key, codec::sums_of_value))?;
+        Ok(group.unwrap_or_default())
     }
 
     /// Returns a named value.

@@ -33,7 +33,7 @@ pub fn open(volume: &Volume, cache_bytes: usize) -> Result<(Vec<StoreRef>, Arc<A
     }
     for (shard, store) in allocator.shards().all().iter().zip(&stores) {
         if !store.is_absent() {
-            load_images(store, &allocator, shard)?;
+            load_images(store, &allocator, shard, volume.has_checksums())?;
         }
     }
     Ok((stores, allocator))
@@ -150,10 +150,18 @@ fn finish(stores: &[StoreRef], recovered: Vec<Option<Recovered>>) -> Result<()> 
 
 /// Makes the images of a shard live whose blocks belong to files. The first batch removes the others: their files were removed just
 /// before the end of the last mount, or never durable.
-fn load_images(store: &Store, allocator: &Allocator, shard: ShardId) -> Result<()> {
+fn load_images(
+    store: &Store,
+    allocator: &Allocator,
+    shard: ShardId,
+    has_checksums: bool,
+) -> Result<()> {
     let container_blocks = u64::from(store.container_blocks());
     let logged = allocator.logged_of(shard);
     logged.set_max(store.images_max());
+    if has_checksums {
+        logged.wait_for_batch();
+    }
     // The container of the last image, and its bitmap. The images are in the order of their blocks.
     let mut last = None;
     for ((slice, block), image) in store.images()? {

@@ -142,13 +142,17 @@ impl Device for MemoryDevice {
 }
 
 pub fn formatted(mib: usize, slices: u16) -> Arc<MemoryDevice> {
-    let device = MemoryDevice::new("memory", mib);
     let options = FormatOptions {
         slices: Some(slices),
         ..FormatOptions::default()
     };
+    formatted_with(mib, &options)
+}
+
+pub fn formatted_with(mib: usize, options: &FormatOptions) -> Arc<MemoryDevice> {
+    let device = MemoryDevice::new("memory", mib);
     let devices: [Arc<dyn Device>; 1] = [device.clone()];
-    format_devices(&devices, &[], &options).unwrap();
+    format_devices(&devices, &[], options).unwrap();
     device
 }
 
@@ -174,6 +178,7 @@ pub fn file_batch(first: u64, count: u64, allocator: &Allocator) -> Vec<Change> 
                     page: 0,
                     blocks,
                     unwritten: false,
+                    summed: false,
                 },
             ));
             changes.push(Change::Use(blocks));

@@ -42,6 +42,8 @@ pub struct FormatOptions {
     pub progress: Option<fn(u64, u64)>,
     /// Whether each slice has a metadata store and a journal of its own. `None`: if each slice has at least 64 MiB.
     pub has_stores: Option<bool>,
+    /// Keeps a checksum of each block of a file's data.
+    pub checksums: bool,
     /// Owner of the root directory, which the caller of the format makes: uid and gid.
     pub owner: (u32, u32),
 }
@@ -133,6 +135,9 @@ pub(crate) fn prepare(
         })
         .collect();
     let mut superblock = check_plan(&spaces, options)?;
+    if options.checksums {
+        superblock.head.set_checksums();
+    }
     if !options.force {
         for device in devices {
             if let Some(what) = foreign::recognise(&**device)? {

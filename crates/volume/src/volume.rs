@@ -21,6 +21,7 @@ pub struct Volume {
     uuid: [u8; 16],
     hash_seed: [u8; 16],
     read_only: bool,
+    has_checksums: bool,
 }
 
 impl Volume {
@@ -32,6 +33,7 @@ impl Volume {
     ) -> Volume {
         let (slices, uuid, hash_seed) =
             superblocks.with(|s| (slices_of(s), s.head.volume_uuid, s.head.hash_seed));
+        let has_checksums = superblocks.with(|s| s.head.has_checksums());
         Volume {
             devices,
             superblocks: Arc::new(superblocks),
@@ -40,6 +42,7 @@ impl Volume {
             uuid,
             hash_seed,
             read_only,
+            has_checksums,
         }
     }
 
@@ -80,6 +83,11 @@ impl Volume {
     /// Returns the identity of the volume.
     pub fn uuid(&self) -> [u8; 16] {
         self.uuid
+    }
+
+    /// Returns whether the data of files has checksums.
+    pub fn has_checksums(&self) -> bool {
+        self.has_checksums
     }
 
     /// Returns whether the volume was opened read-only.

@@ -95,6 +95,20 @@ pub(super) fn extents(subject: Subject, index: &Index, found: &mut Found) -> Res
     Ok(refused)
 }
 
+/// Compares the flag of an extent with whether it should have checksums.
+fn flag(subject: Subject, found: &mut Found, key: &[u8], (ino, extent): (Ino, &Extent)) {
+    let summed = subject.volume.has_checksums() && !extent.unwritten;
+    if extent.summed != summed {
+        let page = extent.page;
+        found.damage(format!(
+            "extent of inode {ino} at page {page} says wrongly whether it has checksums"
+        ));
+        let value = codec::extent_to_bytes(&Extent { summed, ..*extent });
+        let stores = subject.stores;
+        stores.put(found, Table::Extents, key, value.to_vec());
+    }
+}
+
 fn extents_of(subject: Subject, index: &Index, part: &Part) -> Result<(Found, Refused)> {
     let parts = index.parts.len();
     let (mut found, mut refused) = (Found::part_of(parts), Refused::default());
@@ -132,6 +146,7 @@ fn extents_of(subject: Subject, index: &Index, part: &Part) -> Result<(Found, Re
                     let count = u64::from(extent.blocks.count);
                     pages_end = extent.page + count;
                     file.add_blocks(count);
+                    flag(subject, found, key, (ino, &extent));
                     return true;
                 }
             };

@@ -24,7 +24,7 @@ pub struct Finding {
 }
 
 /// Most findings that are kept.
-const FINDINGS_MAX: usize = 10_000;
+pub(super) const FINDINGS_MAX: usize = 10_000;
 /// Most bytes of their texts.
 const TEXT_BYTES_MAX: usize = 4 << 20;
 /// Most rows that one pass changes. The next pass changes the others.

@@ -14,6 +14,7 @@ use super::names::{entries, orphans_and_xattrs};
 use super::progress::Stage;
 use super::space::{images, space};
 use super::stores::Subject;
+use super::sums::sums;
 use super::tree::{ManyDirectories, cycles};
 use crate::error::Result;
 use crate::types::Ino;
@@ -56,6 +57,7 @@ pub(super) fn pass(subject: Subject) -> Result<Pass> {
         // The next pass compares the space, when the extents are removed that count for nothing.
         pass.found.is_cut = true;
     } else {
+        sums(subject, &files.refused.all, &mut pass.found)?;
         pass.used_blocks = space(subject, files.refused.all, &mut pass.found)?;
     }
     images(subject, &mut pass.found)?;

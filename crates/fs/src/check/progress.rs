@@ -12,6 +12,8 @@ pub enum Stage {
     Names,
     /// Comparing extents and bitmaps, in rows. The number of rows is not known.
     Space,
+    /// Reading the data of files, in bytes.
+    Data,
 }
 
 /// How far a check is. The check changes it, and another thread may read it at any time.
@@ -29,7 +31,8 @@ impl Progress {
         let stage = match self.stage.load(Ordering::Relaxed) {
             0 => Stage::Pages,
             1 => Stage::Names,
-            _ => Stage::Space,
+            2 => Stage::Space,
+            _ => Stage::Data,
         };
         let total = self.total.load(Ordering::Relaxed);
         let done = self.done.load(Ordering::Relaxed);
@@ -51,6 +54,10 @@ impl Progress {
         if self.state().0 == Stage::Pages {
             self.done.fetch_add(bytes, Ordering::Relaxed);
         }
+    }
+
+    pub(super) fn add_data(&self, bytes: u64) {
+        self.done.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub(super) fn add_rows(&self, rows: u64) {

@@ -78,9 +78,12 @@ impl<'p> Stores<'p> {
     /// Returns the store where a row belongs, or `None` if its key makes no sense or each store has such a row.
     fn home_of(&self, table: Table, key: &[u8]) -> Option<ShardId> {
         match table {
-            Table::Inodes | Table::Entries | Table::Extents | Table::Xattrs | Table::Orphans => {
-                key_number(key).map(|ino| self.map.of_ino(ino))
-            }
+            Table::Inodes
+            | Table::Entries
+            | Table::Extents
+            | Table::Xattrs
+            | Table::Orphans
+            | Table::Sums => key_number(key).map(|ino| self.map.of_ino(ino)),
             // All begin with the slice.
             Table::Bitmaps | Table::Used | Table::Logged => {
                 let slice = key.first_chunk().copied().map(SliceId::from_be_bytes)?;

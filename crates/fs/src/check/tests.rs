@@ -1,3 +1,4 @@
+use jericho_format::sums::{self, Sum};
 use jericho_format::superblock::{FLAG_DIRTY, OwnerRecord};
 use jericho_format::{label, record};
 use jericho_volume::FormatOptions;
@@ -10,7 +11,9 @@ use crate::format::{format, root};
 use crate::store::tables::{Row, Table};
 use crate::store::{Change, Extent, InodeRecord, codec};
 use crate::types::{Ino, Kind, ROOT};
-use jericho_metadata::testing::{MemoryDevice, file_batch, formatted, open_first, opened};
+use jericho_metadata::testing::{
+    MemoryDevice, file_batch, formatted, formatted_with, open_first, opened,
+};
 
 const READ: CheckOptions = CheckOptions {
     repair: false,
@@ -92,6 +95,7 @@ fn sample() -> Arc<MemoryDevice> {
                     page: 0,
                     blocks: blocks(10, 4),
                     unwritten: false,
+                    summed: false,
                 },
             ),
             Change::Use(blocks(10, 4)),
@@ -328,6 +332,7 @@ fn bad_extents_are_found_and_repaired() {
         page,
         blocks: blocks(first, count),
         unwritten: false,
+        summed: false,
     };
     changed("belongs to no file", |_| {
         vec![
@@ -447,6 +452,7 @@ fn flags_and_layouts_of_later_versions_are_refused() {
         page: 0,
         blocks: blocks(1, 1),
         unwritten: true,
+        summed: false,
     };
     let mut bytes = codec::extent_to_bytes(&extent);
     bytes[14] |= record::EXTENT_SHARED as u8;
@@ -512,6 +518,7 @@ fn records_that_no_writer_can_produce_are_refused_by_name_when_used() {
         page: 0,
         blocks: blocks(10, u32::MAX),
         unwritten: false,
+        summed: false,
     };
     let mut astray = inode(Kind::File, 1, 0, ROOT);
     astray.slice = Some(7);
@@ -702,6 +709,7 @@ fn rows_in_the_stores_of_two_slices_are_compared_as_one_volume() {
         page: 0,
         blocks: blocks(10, 4),
         unwritten: false,
+        summed: false,
     };
     let mut of_file = inode(Kind::File, 2, 16384, dir);
     of_file.blocks = 4;
@@ -859,4 +867,82 @@ fn a_store_with_all_inodes_has_the_memory_that_the_others_leave() {
     assert_eq!((pass.directories, pass.files), (1, count));
     // With half of the memory each in the first window there would be four.
     assert_eq!(pass.windows, 3);
+}
+
+#[test]
+fn checksums_that_disagree_with_the_extents_are_found_and_repaired() {
+    let sums = |group, pages: &[(usize, Sum)]| {
+        let change = sums::encode(pages.iter().copied());
+        Change::Sums(3, group, change.into())
+    };
+    // The sample has no checksums, and its file has four pages.
+    changed("checksum of inode 3 at page 2", |_| {
+        vec![sums(0, &[(2, Sum::Of(1))])]
+    });
+    changed("checksum of inode 3 at page 2305", |_| {
+        vec![sums(9, &[(1, Sum::Bare)])]
+    });
+    rows(
+        "a row of checksums is invalid",
+        vec![put(Table::Sums, &record::sums_key(3, 0), &[9])],
+    );
+    rows(
+        "a row of checksums is invalid",
+        vec![put(Table::Sums, &[1; 15], &[])],
+    );
+    changed("says wrongly whether it has checksums", |_| {
+        let extent = Extent {
+            page: 0,
+            blocks: blocks(10, 4),
+            unwritten: false,
+            summed: true,
+        };
+        vec![Change::PutExtent(3, extent)]
+    });
+}
+
+#[test]
+fn data_without_checksums_is_found_and_repaired() {
+    let device = formatted_with(
+        32,
+        &FormatOptions {
+            slices: Some(1),
+            checksums: true,
+            ..FormatOptions::default()
+        },
+    );
+    let volume = opened(&device);
+    let (store, allocator) = open_first(&volume, 1 << 20);
+    let extent = Extent {
+        page: 250,
+        blocks: blocks(10, 20),
+        unwritten: false,
+        summed: true,
+    };
+    let change = sums::encode((0..13).map(|at| (at, Sum::Of(5))));
+    let mut file = inode(Kind::File, 1, 0, ROOT);
+    file.blocks = 20;
+    store
+        .commit(&[
+            Change::PutInode(3, file),
+            entry(&volume, ROOT, "file", 3, Kind::File),
+            Change::PutInode(ROOT, inode(Kind::Directory, 2, 1, ROOT)),
+            Change::PutExtent(3, extent),
+            Change::Use(extent.blocks),
+            Change::Sums(3, 1, change.into()),
+            Change::PutInoMark(0, record::INO_MARK_STEP),
+            Change::PutValue(record::INODES_NAME, 2),
+        ])
+        .unwrap();
+    drop((store, allocator));
+    let report = run(&device, READ);
+    let damage = report.findings.iter().map(|found| &found.text);
+    let of_sums = damage.filter(|text| text.contains("checksum"));
+    let damage: Vec<String> = of_sums.cloned().collect();
+    // The pages of the first row, and the last one of the second.
+    let expected =
+        [250, 269].map(|page| format!("the data of inode 3 at page {page} has no checksum"));
+    assert_eq!(damage, expected);
+    let report = run(&device, REPAIR);
+    assert!(report.is_sound(), "{:?}", report.findings);
 }

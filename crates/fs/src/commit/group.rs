@@ -236,6 +236,10 @@ fn settle(core: &Core, id: ShardId, cut: Cut) {
         core.discards.wake();
     }
     for inode in cut.files {
+        if core.has_checksums() {
+            let file = inode.file.lock().clone();
+            file.inspect(|file| file.map.write().settle_sums(cut.seq));
+        }
         inode.give_up_file(cut.seq);
     }
     for ino in &cut.dead {

@@ -285,7 +285,8 @@ impl<'s, 'a> Sealing<'s, 'a> {
         let strays = self.strays(map.changed_slices());
         if map.has_changes() && strays == ShardSet::default() {
             let cut = self.cut(at);
-            map.differences(inode.ino, &mut cut.changes, &mut cut.freed);
+            let of_batch = (inode.ino, cut.seq);
+            map.differences(of_batch, &mut cut.changes, &mut cut.freed);
         }
         strays
     }
@@ -313,7 +314,8 @@ impl<'s, 'a> Sealing<'s, 'a> {
         if let Some(map) = &mut map {
             let allocator = &self.core.allocator;
             let cut = self.cut(at);
-            map.remove_all(ino, allocator, &mut cut.changes, &mut cut.freed);
+            let of_batch = (ino, cut.seq);
+            map.remove_all(of_batch, allocator, &mut cut.changes, &mut cut.freed);
         }
         let inodes = &self.core.shards.of_ino(ino).inodes;
         let cut = self.cut(at);

@@ -17,9 +17,11 @@
 use std::ops::Range;
 
 use jericho_format::PAGE_MAX;
+use jericho_format::sums::Sum;
 
 use crate::alloc::{Allocator, Blocks};
 use crate::data::runs::{Run, Runs, Step};
+use crate::data::sums::NewSums;
 use crate::error::Result;
 use crate::shard::{ShardMap, ShardSet};
 use crate::store::{Change, Extent};
@@ -184,20 +186,35 @@ pub struct Map {
     changed: Vec<Range<u64>>,
     /// The shards in which the file has blocks, or had some.
     shards: ShardSet,
+    /// `None` on volumes without checksums.
+    sums: Option<Box<NewSums>>,
+}
+
+/// Which blocks a dirty page gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placing {
+    /// Its own, if they are in the home slice.
+    Keep,
+    /// New ones, if its own have contents with a checksum in a durable batch, or in one that may become durable any moment. Has the
+    /// number of the last durable batch.
+    Anew(u64),
 }
 
 impl Map {
     /// Builds the map from the store's rows. `capacity` returns the number of blocks of a slice, or 0 for a slice that does not
     /// exist. Data beyond `size_pages` comes from a write whose size never became durable. It is dropped, because otherwise a
     /// later growth of the file would show it. Fails with a message if a correct writer cannot have produced a row. `shards` names
-    /// the volume's shards.
+    /// the volume's shards. `has_checksums` is a property of the volume.
     pub fn load(
         rows: Vec<Extent>,
         size_pages: u64,
-        shards: ShardMap,
+        (shards, has_checksums): (ShardMap, bool),
         capacity: impl Fn(SliceId) -> u64,
     ) -> std::result::Result<Map, String> {
-        let mut map = Map::default();
+        let mut map = Map {
+            sums: has_checksums.then(Box::default),
+            ..Map::default()
+        };
         let mut next_page = 0;
         for row in rows {
             let count = u64::from(row.blocks.count);
@@ -211,6 +228,8 @@ impl Map {
                 Some("ends beyond the largest file".to_owned())
             } else if row.page < next_page {
                 Some("overlaps the one before it".to_owned())
+            } else if row.summed != (has_checksums && !row.unwritten) {
+                Some("should have checksums if and only if the volume has some".to_owned())
             } else {
                 None
             };
@@ -319,8 +338,15 @@ impl Map {
         Ok(())
     }
 
-    /// Gives every page of a range blocks for write-back, in `home` if it has room.
-    pub fn place(&mut self, pages: Range<u64>, home: SliceId, allocator: &Allocator) -> Result<()> {
+    /// Gives every page of a range blocks for write-back, in `home` if it has room. With `Placing::Anew`, pages keep their own blocks
+    /// if there is no room; `overwrites_safely` finds them.
+    pub fn place(
+        &mut self,
+        pages: Range<u64>,
+        home: SliceId,
+        allocator: &Allocator,
+        placing: Placing,
+    ) -> Result<()> {
         let mut at = pages.start;
         while at < pages.end {
             let found = self.extents.containing(at);
@@ -333,15 +359,26 @@ impl Map {
                 },
                 |run| run.end(),
             );
-            let until = until.min(pages.end);
+            let mut until = until.min(pages.end);
             match found.map(|run| run.state.advance(at - run.page)) {
                 Some(PageState::Pending { .. }) => {}
                 Some(PageState::Data(from)) => {
-                    if from.slice != home {
-                        self.relocate(at, (until - at) as u32, from, home, allocator)?;
+                    if from.slice != home || placing != Placing::Keep {
+                        self.relocate(at, (until - at) as u32, Some(from), home, allocator)?;
                     }
                 }
                 Some(PageState::Unwritten(to)) => {
+                    if let (Placing::Anew(durable), Some(sums)) = (placing, &self.sums) {
+                        let (is_zeroed, end) = sums.zeroed_until(at..until, durable);
+                        until = end;
+                        let count = (until - at) as u32;
+                        // A batch meanwhile has holes here, which read as zeros, too.
+                        if is_zeroed && self.relocate(at, count, None, home, allocator)? {
+                            self.release_unstored(at, count, to, allocator);
+                            at = until;
+                            continue;
+                        }
+                    }
                     let state = PageState::Pending {
                         to,
                         was: Was::Unwritten,
@@ -421,19 +458,20 @@ impl Map {
         }
     }
 
-    /// Gives data in another slice new blocks in `home`. Without room there the data stays where it is.
+    /// Gives pages new blocks in `home`: data, which is `from` there on, or pages that read as zeros. Returns false, without an effect,
+    /// if there is no room.
     fn relocate(
         &mut self,
         page: u64,
         count: u32,
-        from: At,
+        from: Option<At>,
         home: SliceId,
         allocator: &Allocator,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         if allocator.free_of(home) < u64::from(count)
             || allocator.reserve(u64::from(count)).is_err()
         {
-            return Ok(());
+            return Ok(false);
         }
         let near = page.checked_sub(1).and_then(|page| {
             let before = self.extents.containing(page)?;
@@ -447,7 +485,7 @@ impl Map {
                 slice: blocks.slice,
                 block: blocks.first,
             };
-            let was = Was::Data(from.advance(done));
+            let was = from.map_or(Was::Hole, |from| Was::Data(from.advance(done)));
             let state = PageState::Pending { to, was };
             self.extents.set(Run {
                 page: page + done,
@@ -459,7 +497,69 @@ impl Map {
         if result.is_err() {
             allocator.unreserve(u64::from(count) - done);
         }
-        result
+        result.map(|()| true)
+    }
+
+    /// Returns whether placed pages may be written: a crash meanwhile leaves no contents under the checksum of others. Otherwise the
+    /// next batch changes: pages that would be overwritten in place are bare in it. The caller tries again when that is durable.
+    pub fn overwrites_safely(&mut self, pages: Range<u64>, durable: u64) -> bool {
+        let Some(sums) = &mut self.sums else {
+            return true;
+        };
+        let mut is_safe = true;
+        for run in self.extents.within(pages.clone()) {
+            let own = run.page..run.end();
+            match run.state {
+                PageState::Data(_) => {
+                    for page in own {
+                        if !sums.is_durably_bare(page, durable) {
+                            is_safe = false;
+                            sums.give_up(page);
+                        }
+                    }
+                }
+                PageState::Pending {
+                    was: Was::Unwritten,
+                    ..
+                } => {
+                    let (is_zeroed, end) = sums.zeroed_until(own.clone(), durable);
+                    is_safe &= !is_zeroed && end == own.end;
+                }
+                _ => {}
+            }
+        }
+        if !is_safe {
+            self.mark(pages);
+        }
+        is_safe
+    }
+
+    /// Sets the checksums of pages from `first` on that are data now, and has the next batch include them.
+    pub fn set_sums(&mut self, first: u64, new: &[u32]) {
+        let pages = first..first + new.len() as u64;
+        let Some(sums) = &mut self.sums else {
+            return;
+        };
+        for run in self.extents.within(pages.clone()) {
+            if let PageState::Data(_) = run.state {
+                for page in run.page..run.end() {
+                    sums.set(page, Sum::Of(new[(page - first) as usize]));
+                }
+            }
+        }
+        self.mark(pages);
+    }
+
+    /// Returns the checksum of a page with data, or `None` if the store has it.
+    pub fn new_sum(&self, page: u64) -> Option<Sum> {
+        self.sums.as_ref()?.get(page)
+    }
+
+    /// Drops from memory what the store has, now that batch `durable` is durable.
+    pub fn settle_sums(&mut self, durable: u64) {
+        if let Some(sums) = &mut self.sums {
+            sums.settle(durable);
+        }
     }
 
     /// Records that pages placed by `place` are on the device. Returns whether the store has to change.
@@ -527,7 +627,7 @@ impl Map {
         let reserved: Vec<_> = self.extents.within(pages.clone()).collect();
         for run in reserved {
             if run.state == PageState::Delalloc {
-                self.place(run.page..run.end(), home, allocator)?;
+                self.place(run.page..run.end(), home, allocator, Placing::Keep)?;
             }
         }
         let mut before: Vec<_> = self.extents.within(pages).collect();
@@ -539,6 +639,10 @@ impl Map {
                     ..*run
                 });
                 self.mark(run.page..run.end());
+                if let Some(sums) = &mut self.sums {
+                    sums.forget(run.page..run.end());
+                    sums.note_zeroed(run.page..run.end());
+                }
             }
         }
         Ok(before)
@@ -647,6 +751,9 @@ impl Map {
         let removed = self.extents.remove(pages);
         for run in &removed {
             self.mark(run.page..run.end());
+            if let Some(sums) = &mut self.sums {
+                sums.forget(run.page..run.end());
+            }
             if run.state == PageState::Delalloc {
                 allocator.unreserve(u64::from(run.count));
             }
@@ -706,12 +813,20 @@ impl Map {
             .map(|row| row.state.at.slice)
     }
 
-    /// Appends the changes of the store for the next batch, and the blocks that are free once it is durable.
-    pub fn differences(&mut self, ino: Ino, changes: &mut Vec<Change>, freed: &mut Vec<Blocks>) {
+    /// Appends the changes of the store for batch `seq`, and the blocks that are free once it is durable.
+    pub fn differences(
+        &mut self,
+        (ino, seq): (Ino, u64),
+        changes: &mut Vec<Change>,
+        freed: &mut Vec<Blocks>,
+    ) {
         let mut ranges = std::mem::take(&mut self.changed);
         ranges.sort_by_key(|range| range.start);
         for range in ranges {
             self.difference(ino, range, changes, freed);
+        }
+        if let Some(sums) = &mut self.sums {
+            sums.take_changes(ino, seq, changes);
         }
     }
 
@@ -758,6 +873,18 @@ impl Map {
             }
         }
         let every = start..end;
+        if let Some(sums) = &mut self.sums {
+            let written = |row: &Run<Row>| !row.state.unwritten;
+            for row in old.within(every.clone()).filter(written) {
+                // The pages of the row that the next batch does not have as data.
+                let mut next = row.page;
+                for kept in new.within(row.page..row.end()).filter(written) {
+                    sums.note_gone(next..kept.page);
+                    next = kept.end();
+                }
+                sums.note_gone(next..row.end());
+            }
+        }
         for row in old.within(every.clone()) {
             if new.containing(row.page).is_none_or(|n| n.page != row.page) {
                 changes.push(Change::DelExtent(ino, row.page));
@@ -777,6 +904,7 @@ impl Map {
                         page: row.page,
                         blocks,
                         unwritten,
+                        summed: self.sums.is_some() && !unwritten,
                     },
                 ));
             }
@@ -785,10 +913,10 @@ impl Map {
         }
     }
 
-    /// Removes all extents of a file that is being removed. No transfer of the file is in flight.
+    /// Removes all extents of a file that batch `seq` removes. No transfer of the file is in flight.
     pub fn remove_all(
         &mut self,
-        ino: Ino,
+        (ino, seq): (Ino, u64),
         allocator: &Allocator,
         changes: &mut Vec<Change>,
         freed: &mut Vec<Blocks>,
@@ -801,6 +929,12 @@ impl Map {
             changes.push(Change::DelExtent(ino, row.page));
             changes.push(Change::Free(blocks));
             freed.push(blocks);
+            if let Some(sums) = self.sums.as_mut().filter(|_| !row.state.unwritten) {
+                sums.note_gone(row.page..row.end());
+            }
+        }
+        if let Some(sums) = &mut self.sums {
+            sums.take_changes(ino, seq, changes);
         }
     }
 }

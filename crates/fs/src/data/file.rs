@@ -14,7 +14,7 @@ use jericho_format::threads::ThreadsOfInode;
 use jericho_volume::Blocks;
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use crate::data::extents::{At, Map, PageState};
+use crate::data::extents::{At, Map, PageState, Placing};
 use crate::data::layout::Layout;
 use crate::data::write_errors::{SeenErrors, WriteErrors};
 use crate::data::writers::{Waiting, Writers};
@@ -410,6 +410,21 @@ impl File {
         self.push(At { block: next, ..at }, (end - next) as u32, out)
     }
 
+    /// Appends the runs of pages, for reading.
+    fn resolve_in(&self, map: &Map, pages: Range<u64>, out: &mut Vec<PageRun>) -> CacheResult {
+        let mut at = pages.start;
+        for run in map.extents.within(pages.clone()) {
+            hole(run.page - at, out);
+            match run.state.readable() {
+                Some(place) => self.push_newest(place, run.count, out)?,
+                None => hole(u64::from(run.count), out),
+            }
+            at = run.end();
+        }
+        hole(pages.end - at, out);
+        Ok(())
+    }
+
     /// Returns whether a sync of pages that have their blocks changes metadata: not if each overwrites its block, and the block has
     /// no image, nor had one whose removal is not durable.
     fn write_commits(&self, pages: Range<u64>) -> bool {
@@ -426,10 +441,16 @@ impl File {
     }
 
     /// Gives pages their blocks for write-back, and appends these in order, as (first block, number).
-    fn place(&self, first: u64, count: u32, out: &mut Vec<(At, u32)>) -> CacheResult {
+    pub(crate) fn place(
+        &self,
+        first: u64,
+        count: u32,
+        placing: Placing,
+        out: &mut Vec<(At, u32)>,
+    ) -> CacheResult {
         let pages = range(first, count);
         let ready = |state| matches!(state, PageState::Pending { .. } | PageState::Data(_));
-        {
+        if placing == Placing::Keep {
             // Overwritten pages usually have their place already, so this case needs only a read lock.
             let map = self.map.read();
             let home = self.home();
@@ -449,7 +470,7 @@ impl File {
             }
         }
         let mut map = self.map.write();
-        map.place(pages.clone(), self.home(), self.host.allocator())
+        map.place(pages.clone(), self.home(), self.host.allocator(), placing)
             .map_err(|error| object_error(&error))?;
         self.count_blocks(&map);
         for run in map.extents.within(pages) {
@@ -462,7 +483,7 @@ impl File {
     }
 }
 
-fn object_error(error: &Error) -> CacheError {
+pub(crate) fn object_error(error: &Error) -> CacheError {
     match error {
         Error::Io(error) => CacheError::Io(error.clone()),
         error => CacheError::Object {
@@ -490,24 +511,35 @@ impl Object for File {
     }
 
     fn resolve(&self, first: u64, count: u32, out: &mut Vec<PageRun>) -> CacheResult {
+        self.resolve_in(&self.map.read(), range(first, count), out)
+    }
+
+    fn has_checksums(&self) -> bool {
+        self.host.volume().has_checksums()
+    }
+
+    fn resolve_summed(
+        &self,
+        first: u64,
+        count: u32,
+        out: &mut Vec<PageRun>,
+        sums: &mut Vec<Option<u32>>,
+    ) -> CacheResult {
         let map = self.map.read();
-        let pages = range(first, count);
-        let mut at = first;
-        for run in map.extents.within(pages.clone()) {
-            hole(run.page - at, out);
-            match run.state.readable() {
-                Some(place) => self.push_newest(place, run.count, out)?,
-                None => hole(u64::from(run.count), out),
-            }
-            at = run.end();
-        }
-        hole(pages.end - at, out);
-        Ok(())
+        self.sums_in(&map, range(first, count), sums)?;
+        self.resolve_in(&map, range(first, count), out)
+    }
+
+    fn checksum_failed(&self, page: u64, expected: u32, found: u32) -> CacheError {
+        self.report_difference(page, expected, found)
     }
 
     fn allocate(&self, first: u64, count: u32, out: &mut Vec<PageRun>) -> CacheResult {
         let mut places = Vec::new();
-        self.place(first, count, &mut places)?;
+        match self.has_checksums() {
+            true => self.place_anew(first, count, &mut places)?,
+            false => self.place(first, count, Placing::Keep, &mut places)?,
+        }
         // Without a lock, because it may wait for a write to a device.
         for (at, count) in places {
             let blocks = at.blocks(count);
@@ -523,9 +555,18 @@ impl Object for File {
         let allocator = self.host.allocator();
         let shard = allocator.shards().of_ino(self.ino());
         let logged = allocator.logged_of(shard);
-        if !logged.has_room(count) || !(commits || self.write_commits(pages.clone())) {
+        let mut places = Vec::new();
+        if !logged.has_room(count)
+            || (self.place(first, count as u32, Placing::Keep, &mut places)).is_err()
+            || !(commits || self.has_checksums() || self.write_commits(pages.clone()))
+        {
             return false;
         }
+        for (at, count) in places {
+            let blocks = at.blocks(count);
+            allocator.logged(blocks).claim(blocks);
+        }
+        let sums = self.checksums_of(bytes);
         let images = bytes.chunks_exact(PAGE_BYTES as usize);
         let images: Vec<Image> = images.map(Image::from).collect();
         // An image and the extent that names its block must be in one batch.
@@ -539,6 +580,9 @@ impl Object for File {
         self.host.in_one_batch(self.ino(), &mut || {
             let mut map = self.map.write();
             let is_logged = map.logged(pages.clone(), allocator, is_ours, put);
+            if is_logged {
+                map.set_sums(first, &sums);
+            }
             drop(map);
             if is_logged {
                 self.host.mark_dirty(&self.inode);
@@ -548,8 +592,31 @@ impl Object for File {
     }
 
     fn written(&self, first: u64, count: u32) {
-        let pages = range(first, count);
-        let mut changed = false;
+        self.wrote(range(first, count), &[]);
+    }
+
+    fn written_summed(&self, first: u64, sums: &[u32]) {
+        self.wrote(range(first, sums.len() as u32), sums);
+    }
+
+    fn write_back_ended(&self) {
+        // Set by the committer before it asks `first_dirty`. So either it found the pages on the device, or this finds the flag.
+        if self.size_pending.load(Ordering::Acquire) {
+            self.host.mark_dirty(&self.inode);
+        }
+    }
+
+    fn write_failed(&self, _first: u64, _count: u32, error: &CacheError) {
+        let error = error::of_cache(error.clone());
+        self.errors.note(&error);
+        self.host.write_failed(&error);
+    }
+}
+
+impl File {
+    /// Records that pages are on the device, where they were placed. `sums` are their checksums, or empty.
+    fn wrote(&self, pages: Range<u64>, sums: &[u32]) {
+        let mut changed = !sums.is_empty();
         let mut had_images = false;
         {
             let map = self.map.read();
@@ -566,6 +633,10 @@ impl Object for File {
         if changed || had_images {
             let mut map = self.map.write();
             changed = map.written(pages.clone(), self.host.allocator());
+            if !sums.is_empty() {
+                map.set_sums(pages.start, sums);
+                changed = true;
+            }
             if had_images {
                 // A sync that ends without this batch would leave older images in the journal, for a recovery to write.
                 map.images_removed(pages);
@@ -574,19 +645,6 @@ impl Object for File {
         if changed || had_images {
             self.host.mark_dirty(&self.inode);
         }
-    }
-
-    fn write_back_ended(&self) {
-        // Set by the committer before it asks `first_dirty`. So either it found the pages on the device, or this finds the flag.
-        if self.size_pending.load(Ordering::Acquire) {
-            self.host.mark_dirty(&self.inode);
-        }
-    }
-
-    fn write_failed(&self, _first: u64, _count: u32, error: &CacheError) {
-        let error = error::of_cache(error.clone());
-        self.errors.note(&error);
-        self.host.write_failed(&error);
     }
 }
 

@@ -19,6 +19,9 @@ pub(crate) fn settle(core: &Core, shard: ShardId) -> Result<()> {
     if logged.is_empty() || core.options.read_only {
         return Ok(());
     }
+    if core.has_checksums() && logged.has_changes() {
+        core.commit_shard_now(shard)?;
+    }
     let mut from: Block = (0, 0);
     let mut copy = AlignedBuffer::new(PAGES_AT_ONCE * PAGE_BYTES as usize);
     let mut failed = None;

@@ -8,6 +8,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use jericho_cache::{Config, FRAMES_MIN, Intent, PagePlace, Slice};
+use jericho_format::sums::checksum;
 use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::format::format_devices;
 use jericho_fs::types::{Caller, Done, Ino, Kind, ROOT, SetAttr};
@@ -35,6 +36,9 @@ const ROOM: u64 = 30;
 /// The file in the root that fills a full volume.
 const FILLER: &str = "filler";
 const ENOSPC: i32 = 28;
+/// Modes of fallocate(2), both with FALLOC_FL_KEEP_SIZE.
+const PUNCH: i32 = 3;
+const ZERO: i32 = 0x11;
 /// Bytes by which a file grows after the recovery.
 const GROWTH: u64 = 9000;
 
@@ -198,12 +202,23 @@ fn path_of(file: usize) -> String {
     format!("{}/{}", DIRS[file], ["a", "b"][file])
 }
 
-/// Formatted volumes in the states in which sequences begin: with one metadata store, and with one for each slice.
-pub struct Templates([Volumes; 2]);
+/// Formatted volumes in the states in which sequences begin: with one metadata store, and with one for each slice, without checksums
+/// and with them.
+pub struct Templates([[Volumes; 2]; 2]);
 
 impl Templates {
     pub fn new() -> Templates {
-        Templates([Volumes::new(1), Volumes::new(2)])
+        let of_stores = |stores| [Volumes::new(stores, false), Volumes::new(stores, true)];
+        Templates([of_stores(1), of_stores(2)])
+    }
+
+    fn of(&self, sequence: &Sequence) -> &DeviceSet {
+        let volumes = &self.0[sequence.stores - 1][usize::from(sequence.has_checksums)];
+        match sequence.base {
+            Base::Durable => &volumes.durable,
+            Base::Full => &volumes.full,
+            Base::Fresh => &volumes.empty,
+        }
     }
 }
 
@@ -214,7 +229,7 @@ struct Volumes {
 }
 
 impl Volumes {
-    fn new(stores: usize) -> Volumes {
+    fn new(stores: usize, checksums: bool) -> Volumes {
         let empty = DeviceSet::new([
             SimDevice::new("one", 24 << 20).with_discards(),
             SimDevice::new("two", 16 << 20).with_discards(),
@@ -222,6 +237,7 @@ impl Volumes {
         let options = FormatOptions {
             slices: Some(SLICES),
             has_stores: Some(stores > 1),
+            checksums,
             ..FormatOptions::default()
         };
         let paths = ["one", "two"].map(PathBuf::from);
@@ -279,14 +295,8 @@ pub struct Recorded {
 
 /// Runs a sequence.
 pub fn run(templates: &Templates, sequence: &Sequence) -> Recorded {
-    let volumes = &templates.0[sequence.stores - 1];
-    let template = match sequence.base {
-        Base::Durable => &volumes.durable,
-        Base::Full => &volumes.full,
-        Base::Fresh => &volumes.empty,
-    };
     // Nothing is volatile, so nothing is lost.
-    let set = template.crash(0);
+    let set = templates.of(sequence).crash(0);
     set.record();
     let mount = open_to_work(&set).unwrap();
     let mut bed = Bed {
@@ -409,7 +419,8 @@ impl Bed<'_> {
             Op::TruncateToNothing => self.truncate(file, 0),
             Op::TruncateToPart => self.truncate(file, 1000),
             Op::TruncateUp => self.truncate(file, size + 20_000),
-            Op::Punch => self.punch(file, 2048..10_240),
+            Op::Punch => self.punch(file, PUNCH, 2048..10_240),
+            Op::Zero => self.punch(file, ZERO, 2048..10_240),
             Op::Move => {
                 let handle = &self.handles[file];
                 let other = SLICES - 1 - handle.layout().home();
@@ -470,11 +481,15 @@ impl Bed<'_> {
         self.history.note_bytes(file, begun, bytes, removed);
     }
 
-    fn punch(&mut self, file: usize, range: Range<usize>) {
+    /// Makes a range read as zeros, without changing the size.
+    fn punch(&mut self, file: usize, mode: i32, range: Range<usize>) {
         let begun = self.changes();
         let (start, len) = (range.start as u64, range.len() as u64);
         let handle = &self.handles[file];
-        self.mount.fs.fallocate(handle, 3, start, len).unwrap();
+        // Zeroing takes space for holes.
+        if !has_room(self.mount.fs.fallocate(handle, mode, start, len)) {
+            return;
+        }
         let mut bytes = self.history.files[file].bytes().to_vec();
         let end = range.end.min(bytes.len());
         if let Some(punched) = bytes.get_mut(range.start..end) {
@@ -619,9 +634,9 @@ fn names_in(fs: &Fs, dir: Ino) -> Result<Vec<String>, String> {
 fn bytes_on_devices(fs: &Fs, set: &DeviceSet, ino: Ino) -> Result<Vec<u8>, String> {
     let file = fs.open_file(ino).map_err(|error| error.to_string())?;
     let pages = (file.size() as usize).div_ceil(PAGE);
-    let mut runs = Vec::new();
+    let (mut runs, mut sums) = (Vec::new(), Vec::new());
     file.object()
-        .resolve(0, pages as u32, &mut runs)
+        .resolve_summed(0, pages as u32, &mut runs, &mut sums)
         .map_err(|error| error.to_string())?;
     let mut bytes = vec![0; pages * PAGE];
     let mut at = 0;
@@ -638,6 +653,11 @@ fn bytes_on_devices(fs: &Fs, set: &DeviceSet, ino: Ino) -> Result<Vec<u8>, Strin
                 .map_err(|error| error.to_string())?,
         }
         at = end;
+    }
+    for (page, (contents, sum)) in bytes.chunks(PAGE).zip(sums).enumerate() {
+        if sum.is_some_and(|sum| checksum(contents) != sum) {
+            return Err(format!("page {page} has a wrong checksum"));
+        }
     }
     bytes.truncate(file.size() as usize);
     fs.close_file(&file);

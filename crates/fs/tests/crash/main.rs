@@ -160,7 +160,7 @@ impl Run {
 }
 
 /// Sequences that are rare in a random choice. Each has found a fault that was made on purpose.
-const RARE: [&str; 12] = [
+const RARE: [&str; 16] = [
     "fresh-1,write-200k:a,write-back:a,commit:a",
     "fresh-1,write-1:a,rename-over:a,fdatasync:b",
     "fresh-1,write-4k:a,sync-write:a,write-4k:a",
@@ -173,6 +173,10 @@ const RARE: [&str; 12] = [
     "full-2,sync-write:a,write-200k:a,punch:a",
     "durable-2,truncate-to-nothing:a,move:b,write-200k:a",
     "durable-2,truncate-to-part:b,rename-cross:a,write-200k:b",
+    "durable-1-summed,zero:a,write-4k:a,fsync-by-slice:a",
+    "durable-1-summed,write-4k:a,fdatasync:a,write-4k:a,fdatasync-by-slice:a,checkpoint:a",
+    "durable-2-summed,zero:a,write-4k:a,fsync-by-slice:a",
+    "durable-2-summed,write-4k:a,fdatasync:a,write-4k:a,fdatasync-by-slice:a,checkpoint:a",
 ];
 
 /// Tries all power cuts of a sequence with two seeds each, and uses the volume after each.

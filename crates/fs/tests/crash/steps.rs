@@ -30,6 +30,8 @@ pub enum Op {
     TruncateToPart,
     TruncateUp,
     Punch,
+    /// Makes a range read as zeros, in the same blocks.
+    Zero,
     /// To the other slice.
     Move,
     /// Of all pages but the first two, without a flush or a commit.
@@ -40,7 +42,7 @@ pub enum Op {
     Checkpoint,
 }
 
-const OPS: [(Op, &str); 23] = [
+const OPS: [(Op, &str); 24] = [
     (Op::Create, "create"),
     (Op::Write1, "write-1"),
     (Op::Write4K, "write-4k"),
@@ -60,6 +62,7 @@ const OPS: [(Op, &str); 23] = [
     (Op::TruncateToPart, "truncate-to-part"),
     (Op::TruncateUp, "truncate-up"),
     (Op::Punch, "punch"),
+    (Op::Zero, "zero"),
     (Op::Move, "move"),
     (Op::WriteBack, "write-back"),
     (Op::Commit, "commit"),
@@ -93,12 +96,17 @@ const BASES: [(Base, &str); 3] = [
     (Base::Fresh, "fresh"),
 ];
 
+/// Follows the base of a sequence on a volume with checksums.
+const SUMMED: &str = "-summed";
+
 /// A sequence of steps, ended by an unmount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sequence {
     pub base: Base,
     /// Number of metadata stores: 1, or 2 for one in each slice.
     pub stores: usize,
+    /// On a volume that keeps checksums of the data.
+    pub has_checksums: bool,
     pub steps: Vec<Step>,
 }
 
@@ -135,6 +143,7 @@ impl Sequence {
         Sequence {
             base,
             stores,
+            has_checksums: random.below(3) == 0,
             steps,
         }
     }
@@ -144,6 +153,9 @@ impl fmt::Display for Sequence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let base = BASES.iter().find(|(other, _)| *other == self.base);
         write!(f, "{}-{}", base.expect("listed").1, self.stores)?;
+        if self.has_checksums {
+            f.write_str(SUMMED)?;
+        }
         for Step { op, file } in &self.steps {
             let name = OPS.iter().find(|(other, _)| other == op);
             write!(f, ",{}:{}", name.expect("listed").1, ["a", "b"][*file])?;
@@ -158,7 +170,8 @@ impl FromStr for Sequence {
     fn from_str(text: &str) -> Result<Sequence, String> {
         let mut parts = text.split(',');
         let name = parts.next().unwrap_or_default();
-        let (name, stores) = name.split_once('-').ok_or("BASE-STORES")?;
+        let plain = name.strip_suffix(SUMMED);
+        let (name, stores) = plain.unwrap_or(name).split_once('-').ok_or("BASE-STORES")?;
         let stores = match stores {
             "1" => 1,
             "2" => 2,
@@ -185,6 +198,7 @@ impl FromStr for Sequence {
         Ok(Sequence {
             base: *base,
             stores,
+            has_checksums: plain.is_some(),
             steps,
         })
     }

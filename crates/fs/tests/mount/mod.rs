@@ -36,10 +36,20 @@ pub struct Mount {
 
 impl Mount {
     pub fn new(device_bytes: u64) -> Mount {
+        Mount::formatted(device_bytes, false)
+    }
+
+    /// Mounts a new volume that keeps checksums of the data.
+    pub fn summed(device_bytes: u64) -> Mount {
+        Mount::formatted(device_bytes, true)
+    }
+
+    fn formatted(device_bytes: u64, checksums: bool) -> Mount {
         let device = Arc::new(SimDevice::new("sim", device_bytes));
         let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
         let options = FormatOptions {
             slices: Some(SLICES),
+            checksums,
             ..FormatOptions::default()
         };
         format_devices(&devices, &[PathBuf::from("sim")], &options).unwrap();

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use jericho_format::record;
+use jericho_format::sums::{self, Group};
 use jericho_volume::Blocks;
 use redb::{Database, Durability};
 
@@ -25,6 +26,8 @@ pub(super) struct Operations {
     pub(super) rows: Vec<Row>,
     /// (blocks, used)
     pub(super) blocks: Vec<(Blocks, bool)>,
+    /// Keys of `SUMS`, and changes of their rows.
+    pub(super) sums: Vec<(SumsKey, Box<[u8]>)>,
 }
 
 /// How a batch changes bitmaps.
@@ -35,10 +38,13 @@ pub(super) struct Bitmaps {
     /// batch gives them.
     pub is_replay: bool,
 }
+/// A key of `SUMS`.
+pub(super) type SumsKey = [u8; 16];
 
 pub(super) fn prepare(changes: &[Change]) -> Operations {
     let mut rows = Vec::with_capacity(changes.len());
     let mut blocks = Vec::new();
+    let mut sums = Vec::new();
     for change in changes {
         let (table, key, value) = match change {
             Change::PutInode(ino, inode) => (
@@ -99,6 +105,10 @@ pub(super) fn prepare(changes: &[Change]) -> Operations {
                 Some(image.to_vec()),
             ),
             Change::DelLogged(block) => (Table::Logged, tables::block_key(*block).to_vec(), None),
+            Change::Sums(ino, group, change) => {
+                sums.push((record::sums_key(*ino, *group), change.clone()));
+                continue;
+            }
             Change::Use(range) => {
                 blocks.push((*range, true));
                 continue;
@@ -110,23 +120,28 @@ pub(super) fn prepare(changes: &[Change]) -> Operations {
         };
         rows.push(Row { table, key, value });
     }
-    Operations::new(rows, blocks)
+    Operations::new(rows, blocks, sums)
 }
 
 impl Operations {
-    pub(super) fn new(mut rows: Vec<Row>, blocks: Vec<(Blocks, bool)>) -> Operations {
+    pub(super) fn new(
+        mut rows: Vec<Row>,
+        blocks: Vec<(Blocks, bool)>,
+        sums: Vec<(SumsKey, Box<[u8]>)>,
+    ) -> Operations {
         // Stable, so that the last of equal keys is the latest change.
         rows.sort_by(|a, b| (a.table, &a.key).cmp(&(b.table, &b.key)));
-        Operations { rows, blocks }
+        Operations { rows, blocks, sums }
     }
 
-    /// Returns the rows to put: the batch's own rows, then the rows of the bitmaps as they are after the batch. If several rows
-    /// have one key, the last one counts. A new batch fails with `Damaged` if a block already has the state that the batch gives it.
+    /// Returns the rows to put: the batch's own rows, then the rows of the bitmaps and checksums as they are after the
+    /// batch. If several rows have one key, the last one counts. A new batch fails with `Damaged` if a block already has the state that the batch gives it.
     pub(super) fn to_rows(&self, view: &View, bitmaps: Bitmaps) -> Read<Vec<Row>> {
         let mut rows = self.rows.clone();
         if !self.blocks.is_empty() {
             rows.append(&mut bitmap_rows(view, &self.blocks, bitmaps)?);
         }
+        rows.append(&mut sums_rows(view, &self.sums)?);
         Ok(rows)
     }
 }
@@ -175,6 +190,37 @@ pub(super) fn apply(db: &Database, rows: &[RowRef<'_>]) -> std::result::Result<u
     }
     txn.commit().map_err(|e| e.to_string())?;
     Ok(freed_bytes)
+}
+
+/// Returns the rows of checksums after these changes.
+fn sums_rows(view: &View, changes: &[(SumsKey, Box<[u8]>)]) -> Read<Vec<Row>> {
+    let mut touched: BTreeMap<SumsKey, Group> = BTreeMap::new();
+    for (key, change) in changes {
+        let group = match touched.entry(*key) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) if change[..] == sums::WHOLE_GONE => {
+                entry.insert(Group::default())
+            }
+            Entry::Vacant(entry) => {
+                let stored = view.get(Table::Sums, key, codec::sums_of_value)?;
+                entry.insert(stored.unwrap_or_default())
+            }
+        };
+        if group.apply(change).is_none() {
+            return Err(ReadError::Damaged(
+                "a change of checksums makes no sense".into(),
+            ));
+        }
+    }
+    let row = |(key, group): (SumsKey, Group)| {
+        let value = group.encode();
+        Row {
+            table: Table::Sums,
+            key: key.to_vec(),
+            value: (!value.is_empty()).then_some(value),
+        }
+    };
+    Ok(touched.into_iter().map(row).collect())
 }
 
 /// Returns the rows of the bitmaps, and of the counts beside them, after these changes.

@@ -2,6 +2,7 @@
 //! with the number of the inode that it belongs to.
 
 use jericho_format::record::{self, EntryValue, ExtentValue, InodeValue, kind};
+use jericho_format::sums::Group;
 use jericho_volume::Blocks;
 use zerocopy::byteorder::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -186,15 +187,14 @@ pub fn entry_of_row(key: &[u8], value: &[u8]) -> Read<Entry> {
 
 /// Returns the value of a row of `EXTENTS`.
 pub fn extent_to_bytes(extent: &Extent) -> [u8; 24] {
+    let flag = |is_set, bit| if is_set { bit } else { 0 };
+    let flags = flag(extent.unwritten, record::EXTENT_UNWRITTEN)
+        | flag(extent.summed, record::EXTENT_CHECKSUMS);
     let value = ExtentValue {
         first: U64::new(extent.blocks.first),
         count: U32::new(extent.blocks.count),
         slice: U16::new(extent.blocks.slice),
-        flags: U16::new(if extent.unwritten {
-            record::EXTENT_UNWRITTEN
-        } else {
-            0
-        }),
+        flags: U16::new(flags),
         born: U64::new(0),
     };
     zerocopy::transmute!(value)
@@ -220,18 +220,18 @@ pub fn extent_of_row(key: &[u8], value: &[u8]) -> Read<(Ino, Extent)> {
         count: value.count.get(),
     };
     let flags = value.flags.get();
-    if flags & !record::EXTENT_UNWRITTEN != 0 {
+    if flags & !(record::EXTENT_UNWRITTEN | record::EXTENT_CHECKSUMS) != 0 {
         return damaged(format!(
             "an extent of inode {ino} has flags {flags:#x}, which this version does not know"
         ));
     }
-    let unwritten = flags & record::EXTENT_UNWRITTEN != 0;
     Ok((
         ino,
         Extent {
             page,
             blocks,
-            unwritten,
+            unwritten: flags & record::EXTENT_UNWRITTEN != 0,
+            summed: flags & record::EXTENT_CHECKSUMS != 0,
         },
     ))
 }
@@ -309,4 +309,22 @@ pub fn image_of_row(key: &[u8], value: &[u8]) -> Read<(Block, Image)> {
     };
     let block = (SliceId::from_be_bytes(slice), u64::from_be_bytes(block));
     Ok((block, value.into()))
+}
+
+/// Returns the inode and the group of a row of `SUMS`.
+pub fn group_of_key(key: &[u8]) -> Read<(Ino, u64)> {
+    match (key.first_chunk::<8>(), key.last_chunk::<8>()) {
+        (Some(ino), Some(group)) if key.len() == 16 => {
+            Ok((u64::from_be_bytes(*ino), u64::from_be_bytes(*group)))
+        }
+        _ => damaged(format!("the key of checksums has {} bytes", key.len())),
+    }
+}
+
+/// Returns the checksums of a row of `SUMS`.
+pub fn sums_of_value(value: &[u8]) -> Read<Group> {
+    match Group::decode(value) {
+        Some(group) => Ok(group),
+        None => damaged("a row of checksums makes no sense".into()),
+    }
 }

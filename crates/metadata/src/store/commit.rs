@@ -54,7 +54,8 @@ impl Store {
         if !self.writable {
             return Err(EROFS);
         }
-        let mut prepared = self.prepare_operations(&Operations::new(rows, Vec::new()))?;
+        let mut prepared =
+            self.prepare_operations(&Operations::new(rows, Vec::new(), Vec::new()))?;
         prepared.append(&[])?;
         prepared.publish();
         Ok(())

@@ -56,7 +56,7 @@ fn is_scattered(key: &[u8]) -> bool {
     let table = key.first().and_then(|index| Table::of_index(*index));
     matches!(
         table,
-        Some(Table::Entries | Table::Extents | Table::Xattrs | Table::Logged)
+        Some(Table::Entries | Table::Extents | Table::Xattrs | Table::Logged | Table::Sums)
     )
 }
 

@@ -18,6 +18,8 @@ mod item {
     pub const FREE: u8 = 4;
     /// A batch of another store: slice (2), incarnation (8), number (8).
     pub const REQUIRE: u8 = 5;
+    /// Checksums that change: key (16), length of the change (2), change.
+    pub const SUMS: u8 = 6;
 }
 
 /// Another store's batch, without which a batch does not count after a crash.
@@ -70,13 +72,20 @@ pub(super) fn encode(operations: &Operations) -> Option<Vec<u8>> {
         out.extend_from_slice(&blocks.first.to_le_bytes());
         out.extend_from_slice(&blocks.count.to_le_bytes());
     }
+    for (key, change) in &operations.sums {
+        out.push(item::SUMS);
+        out.extend_from_slice(key);
+        out.extend_from_slice(&u16::try_from(change.len()).ok()?.to_le_bytes());
+        out.extend_from_slice(change);
+    }
     Some(out)
 }
 
 /// Returns the batch of a payload with its requirements, or `None` if the bytes are not a payload.
 pub(super) fn decode(bytes: &[u8]) -> Option<(Operations, Vec<Requirement>)> {
     let mut rest = Rest(bytes);
-    let (mut rows, mut blocks, mut requires) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut rows, mut blocks) = (Vec::new(), Vec::new());
+    let (mut sums, mut requires) = (Vec::new(), Vec::new());
     while !rest.0.is_empty() {
         match rest.array::<1>()?[0] {
             kind @ (item::PUT | item::REMOVE) => {
@@ -106,10 +115,15 @@ pub(super) fn decode(bytes: &[u8]) -> Option<(Operations, Vec<Requirement>)> {
                 incarnation: u64::from_le_bytes(rest.array()?),
                 seq: u64::from_le_bytes(rest.array()?),
             }),
+            item::SUMS => {
+                let key = rest.array()?;
+                let bytes = u16::from_le_bytes(rest.array()?);
+                sums.push((key, rest.take(usize::from(bytes))?.into()));
+            }
             _ => return None,
         }
     }
-    Some((Operations::new(rows, blocks), requires))
+    Some((Operations::new(rows, blocks, sums), requires))
 }
 
 /// Does the same as `decode`, and refuses blocks beyond the capacity of their slice. Fails with `Damaged`.
@@ -166,7 +180,8 @@ mod tests {
             first: 1 << 40,
             count: 77,
         };
-        Operations::new(rows, vec![(blocks, true), (blocks, false)])
+        let sums = vec![([7; 16], Box::from([1, 2, 3]))];
+        Operations::new(rows, vec![(blocks, true), (blocks, false)], sums)
     }
 
     #[test]
@@ -175,6 +190,7 @@ mod tests {
         let (decoded, requires) = decode(&encode(&batch).unwrap()).unwrap();
         assert_eq!(decoded.rows, batch.rows);
         assert_eq!(decoded.blocks, batch.blocks);
+        assert_eq!(decoded.sums, batch.sums);
         assert_eq!(requires, []);
     }
 
@@ -200,11 +216,14 @@ mod tests {
     fn a_payload_that_ends_early_or_has_an_unknown_item_is_refused() {
         let bytes = encode(&sample()).unwrap();
         // The ends of items are ends of shorter batches.
-        let ends = [bytes.len() - 15, bytes.len() - 30];
-        for end in (bytes.len() - 40..bytes.len()).filter(|end| !ends.contains(end)) {
+        let ends = [22, 37, 52].map(|after| bytes.len() - after);
+        for end in (bytes.len() - 60..bytes.len()).filter(|end| !ends.contains(end)) {
             assert!(decode(&bytes[..end]).is_none(), "{end} bytes");
         }
         assert!(decode(&[9]).is_none());
-        assert!(decode(&[item::REMOVE, 9, 0, 0]).is_none(), "no tenth table");
+        assert!(
+            decode(&[item::REMOVE, 10, 0, 0]).is_none(),
+            "no eleventh table"
+        );
     }
 }

@@ -63,6 +63,8 @@ pub struct Extent {
     pub blocks: Blocks,
     /// Allocated but never written (fallocate): reads as zeros.
     pub unwritten: bool,
+    /// The table of checksums has the pages.
+    pub summed: bool,
 }
 
 /// One change of a batch. Applied in order; a later change of the same key wins.
@@ -118,6 +120,8 @@ pub enum Change {
     PutLogged(Block, Image),
     /// Removes the image of a block, if there is one: the block itself has newer contents, or no file has it.
     DelLogged(Block),
+    /// Changes the checksums of a group of pages of a file, by a change as `jericho_format::sums` encodes it.
+    Sums(Ino, u64, Box<[u8]>),
 }
 
 /// Bytes of a change that count as one change.
@@ -130,6 +134,7 @@ impl Change {
             Change::PutXattr(_, name, value) => name.len() + value.len(),
             Change::PutInode(_, inode) => inode.target.as_ref().map_or(0, |target| target.len()),
             Change::PutLogged(_, image) => image.len(),
+            Change::Sums(_, _, change) => change.len(),
             _ => 0,
         };
         1 + bytes / WEIGHT_BYTES

@@ -30,9 +30,12 @@ pub const VALUES: Definition = TableDefinition::new("values");
 /// slice, block -> contents of the block
 pub const LOGGED: Definition = TableDefinition::new("logged");
 
+/// inode, group of pages -> checksums
+pub const SUMS: Definition = TableDefinition::new("sums");
+
 /// All of them.
-pub const ALL: [Definition; 9] = [
-    INODES, ENTRIES, EXTENTS, XATTRS, BITMAPS, USED, ORPHANS, VALUES, LOGGED,
+pub const ALL: [Definition; 10] = [
+    INODES, ENTRIES, EXTENTS, XATTRS, BITMAPS, USED, ORPHANS, VALUES, LOGGED, SUMS,
 ];
 
 /// Name of the value that holds the position of the last checkpoint in the journal.
@@ -62,14 +65,18 @@ pub enum Table {
     Values,
     /// `LOGGED`
     Logged,
+    /// `SUMS`
+    Sums,
 }
 
 impl Table {
     /// Returns the table with an index, or `None` if there is none.
     pub(super) fn of_index(index: u8) -> Option<Table> {
-        use Table::{Bitmaps, Entries, Extents, Inodes, Logged, Orphans, Used, Values, Xattrs};
+        use Table::{
+            Bitmaps, Entries, Extents, Inodes, Logged, Orphans, Sums, Used, Values, Xattrs,
+        };
         let all = [
-            Inodes, Entries, Extents, Xattrs, Bitmaps, Used, Orphans, Values, Logged,
+            Inodes, Entries, Extents, Xattrs, Bitmaps, Used, Orphans, Values, Logged, Sums,
         ];
         all.get(usize::from(index)).copied()
     }

@@ -52,6 +52,7 @@ fn what_was_committed_is_read_back() {
         page: 9,
         blocks: blocks(100, 3),
         unwritten: true,
+        summed: false,
     };
     store
         .commit(&[

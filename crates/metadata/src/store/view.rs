@@ -10,24 +10,26 @@ use crate::error::{Error, Result};
 
 /// redb's tables as of one of its transactions.
 pub(super) struct Snapshot {
-    tables: Vec<BytesTable>,
+    /// `None` for a table that an older writer did not make. It has no rows.
+    tables: Vec<Option<BytesTable>>,
 }
 
 impl Snapshot {
     pub fn take(db: &Database) -> Result<Snapshot> {
         let txn = db.begin_read().map_err(|e| Error::Store(e.to_string()))?;
-        let open = |definition| {
-            txn.open_table(definition)
-                .map_err(|e: TableError| Error::Store(e.to_string()))
+        let open = |definition| match txn.open_table(definition) {
+            Ok(table) => Ok(Some(table)),
+            Err(TableError::TableDoesNotExist(_)) => Ok(None),
+            Err(error) => Err(Error::Store(error.to_string())),
         };
         Ok(Snapshot {
             tables: tables::ALL.into_iter().map(open).collect::<Result<_>>()?,
         })
     }
 
-    fn table(&self, table: Table) -> &BytesTable {
+    fn table(&self, table: Table) -> Option<&BytesTable> {
         // `Table` is the index of its definition.
-        &self.tables[table as usize]
+        self.tables[table as usize].as_ref()
     }
 }
 
@@ -77,7 +79,10 @@ impl View {
         if let Some(value) = memory.into_iter().find_map(|rows| rows.get(table, key)) {
             return value.map(|value| read(&value)).transpose();
         }
-        match self.redb.table(table).get(key)? {
+        let Some(table) = self.redb.table(table) else {
+            return Ok(None);
+        };
+        match table.get(key)? {
             Some(value) => read(value.value()).map(Some),
             None => Ok(None),
         }
@@ -93,11 +98,12 @@ impl View {
         mut each: impl FnMut(&[u8], &[u8]) -> std::result::Result<bool, ReadError>,
     ) -> std::result::Result<(), ReadError> {
         let mut memory = self.memory_range(table, from, to).peekable();
-        let stored = match to {
-            Some(to) => self.redb.table(table).range::<&[u8]>(from..to)?,
-            None => self.redb.table(table).range::<&[u8]>(from..)?,
-        };
-        for item in stored {
+        let table = self.redb.table(table);
+        let stored = table.map(|table| match to {
+            Some(to) => table.range::<&[u8]>(from..to),
+            None => table.range::<&[u8]>(from..),
+        });
+        for item in stored.transpose()?.into_iter().flatten() {
             let (key, value) = item?;
             let key = key.value();
             while let Some((newer, value)) = memory.next_if(|(newer, _)| *newer < key) {
