@@ -136,6 +136,7 @@ counters! {
     throttled: AtomicU64, Events, "Writers that waited at the limit of dirty pages.";
     write_errors: AtomicU64, Events, "Write-backs that failed.";
     checksum_errors: AtomicU64, Pages, "Pages read from devices that did not have their checksum.";
+    scrubbed_bytes: AtomicU64, Bytes, "Bytes read in the background to compare them with their checksums.";
     dead_client_entries: AtomicU64, Pages, "Page table entries that were checked because a client died.";
 }
 

@@ -171,6 +171,18 @@ impl Slice {
         self.shared.context.epoch()
     }
 
+    /// Counts bytes that the owner of pages has read from a device to compare them with their checksums.
+    pub fn count_scrubbed(&self, bytes: u64) {
+        let counts = &self.shared.context.counts;
+        counts.scrubbed_bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// Counts a page that the owner of pages found damaged.
+    pub fn count_checksum_error(&self) {
+        let counts = &self.shared.context.counts;
+        counts.checksum_errors.fetch_add(1, Relaxed);
+    }
+
     /// Counts pages that inline lookups found and did not find.
     pub fn count(&self, hits: u64, misses: u64) {
         if hits > 0 {

@@ -131,6 +131,10 @@ pub struct MountOptions {
     /// volume's owner and the user who mounts]
     #[arg(long, value_name = "USER|GROUP")]
     pub fast_path: Vec<String>,
+    /// How much data to read in a second in the background, to find damage on a volume with checksums; 0: none. All data is
+    /// read once a week at most [default: 4M]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_rate)]
+    pub scrub_rate: Option<u64>,
     /// Write nothing to the volume
     #[arg(long)]
     pub read_only: bool,
@@ -162,7 +166,7 @@ make install puts helpers for mount(8) and umount(8) into /sbin. With them these
   mount -t fuse.jericho VOLUME DIR -o cache=2G
   /srv/my.volume /mnt/jericho fuse.jericho cache=2G,nofail 0 0   a line of /etc/fstab
 
-Options of the helper: ro, force, cache=, topology=, threads=, transport=, fast-path=, device= and log=. With the helpers, \
+Options of the helper: ro, force, cache=, topology=, threads=, transport=, scrub-rate=, fast-path=, device= and log=. With the helpers, \
 umount(8) does the same as jericho umount.")]
 pub struct MountArgs {
     /// First device of the volume

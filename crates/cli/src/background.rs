@@ -32,6 +32,9 @@ pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
     if let Some(bytes) = options.cache {
         command.args(["--cache", &bytes.to_string()]);
     }
+    if let Some(rate) = options.scrub_rate {
+        command.args(["--scrub-rate", &rate.to_string()]);
+    }
     for name in &options.fast_path {
         command.arg(format!("--fast-path={name}"));
     }

@@ -17,11 +17,12 @@ const OF_OTHERS: [&str; 21] = [
     "silent", "loud",
 ];
 /// Options with a value that `jericho mount` also has.
-const WITH_VALUE: [&str; 7] = [
+const WITH_VALUE: [&str; 8] = [
     "cache",
     "topology",
     "threads",
     "transport",
+    "scrub-rate",
     "fast-path",
     "device",
     "log",

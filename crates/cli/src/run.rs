@@ -52,6 +52,7 @@ fn refuse_mount_options(options: &MountOptions) -> Result<(), Failure> {
         ("--cache", options.cache.is_some()),
         ("--topology", options.topology != "auto"),
         ("--transport", options.transport != Transport::Auto),
+        ("--scrub-rate", options.scrub_rate.is_some()),
         ("--read-only", options.read_only),
         ("--log", options.log.is_some()),
     ];

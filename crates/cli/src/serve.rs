@@ -40,6 +40,8 @@ const RETRY: Duration = Duration::from_secs(1);
 const SIGNALS_TO_DISCARD: usize = 2;
 /// Requests a stop and never discards: shells and session managers send it in addition to another signal.
 const HANGUP: &str = "SIGHUP";
+/// Bytes that the background check of a volume with checksums reads in a second by default: a terabyte in three days.
+const SCRUB_RATE: u64 = 4 << 20;
 /// Maximum number of files named in one message.
 const NAMES_MAX: usize = 100;
 
@@ -126,6 +128,8 @@ fn serve(
         topology,
     })
     .map_err(|e| Failure::new(format!("{e}{}", where_mounted(&checked.volume))))?;
+    let scrub_rate = options.scrub_rate.unwrap_or(SCRUB_RATE);
+    mounted.fs().set_scrub_rate(scrub_rate);
 
     let source = checked.volume.to_string_lossy().into_owned();
     let config = MountConfig {

@@ -1,5 +1,13 @@
 //! Sizes in users' notation: 512M, 1G, 4096. K, M, G and T are powers of 1024.
 
+/// Parses a size that may be 0.
+pub fn parse_rate(text: &str) -> Result<u64, String> {
+    match text.trim() {
+        "0" => Ok(0),
+        text => parse(text),
+    }
+}
+
 /// Parses a size such as `1G`, `512MiB`, `1.5T` or `4096`. Returns bytes.
 pub fn parse(text: &str) -> Result<u64, String> {
     const EXPECTED: &str = "expected a number with K, M, G or T, for example 512M or 1G";

@@ -87,14 +87,25 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
     for line in refusals(stat) {
         writeln!(out, "\n{line}")?;
     }
-    let troubles: u64 = stat.slices.iter().map(|s| s.counters.write_errors).sum();
-    if troubles > 0 {
-        writeln!(
-            out,
-            "\n{troubles} writes to a device FAILED; the daemon's log says which"
-        )?;
+    for line in troubles(stat) {
+        writeln!(out, "\n{line}")?;
     }
     Ok(out)
+}
+
+/// Returns a line for each kind of errors of the devices.
+fn troubles(stat: &Stat) -> impl Iterator<Item = String> {
+    let slices = stat.slices.iter().map(|s| &s.counters);
+    let failed: u64 = slices.clone().map(|s| s.write_errors).sum();
+    let damaged: u64 = slices.map(|s| s.checksum_errors).sum();
+    let failed = (failed > 0)
+        .then(|| format!("{failed} writes to a device FAILED; the daemon's log says which"));
+    let damaged = (damaged > 0).then(|| {
+        format!(
+            "{damaged} reads of a page found DAMAGED data on a device; the daemon's log says where"
+        )
+    });
+    failed.into_iter().chain(damaged)
 }
 
 /// Returns a line for each slice that takes no changes, with the reason.

@@ -24,6 +24,7 @@ use crate::flushes::DataFlushes;
 use crate::inode::{File, FileHost, Inode, Meta};
 use crate::numbers::Numbers;
 use crate::objects::AllObjects;
+use crate::scrub::Scrub;
 use crate::shard::{ShardId, ShardSet};
 use crate::shards::{Shard, Shards};
 use crate::store::{Change, InodeRecord, Store};
@@ -67,6 +68,7 @@ pub struct Core {
     pub errors: WriteErrors,
     pub errors_reported: SeenErrors,
     pub discards: Discards,
+    pub scrub: Scrub,
     /// The current `AccessTimes`.
     pub access_times: AtomicU8,
 }

@@ -22,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::flushes::DataFlushes;
 use crate::numbers::Numbers;
 use crate::objects::AllObjects;
+use crate::scrub::{Scrub, scrubber};
 use crate::shards::Shards;
 use crate::store::{Change, CheckpointNeed};
 use crate::stores;
@@ -39,6 +40,7 @@ pub struct Fs {
     committers: Mutex<Vec<JoinHandle<()>>>,
     checkpointers: Mutex<Vec<JoinHandle<()>>>,
     discarder: Mutex<Option<JoinHandle<()>>>,
+    scrubber: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Fs {
@@ -78,6 +80,7 @@ impl Fs {
             errors_reported: SeenErrors::default(),
             access_times: AtomicU8::new(AccessTimes::default() as u8),
             discards: Discards::new(&volume, options.read_only),
+            scrub: Scrub::default(),
             volume,
             shards,
             allocator,
@@ -89,6 +92,7 @@ impl Fs {
             committers: Mutex::default(),
             checkpointers: Mutex::default(),
             discarder: Mutex::default(),
+            scrubber: Mutex::default(),
         });
         // If one thread cannot be started, the drop of `fs` ends the others.
         fs.core.close_failed_slices();
@@ -114,6 +118,10 @@ impl Fs {
             core.allocator.remember_freed();
             let discarder = start("discarder", Box::new(discarder::run))?;
             *self.discarder.lock() = Some(discarder);
+        }
+        if core.has_checksums() && !core.options.read_only {
+            let scrubber = start("scrubber", Box::new(scrubber::run))?;
+            *self.scrubber.lock() = Some(scrubber);
         }
         for shard in core.shards.map().all().iter() {
             let commits = move |core: &Core| committer::run(core, shard);
@@ -163,6 +171,8 @@ impl Fs {
     /// Writes everything back, commits, marks the volume clean and stops the threads. Later calls fail with ESHUTDOWN.
     pub fn close(&self) -> Result<()> {
         self.core.alive()?;
+        // Its place is in the last batch.
+        self.stop_scrubber();
         let result = self.sync_all().and_then(|()| {
             let mut shards = self.core.shards.map().all().iter();
             shards.try_for_each(|shard| settle::settle(&self.core, shard))
@@ -186,7 +196,24 @@ impl Fs {
         Ok(())
     }
 
+    /// Sets the number of bytes a second that are read in the background and compared with their checksums. 0, as at first, reads
+    /// nothing. Has no effect on a volume without checksums, or one that is mounted for reading.
+    pub fn set_scrub_rate(&self, bytes_per_s: u64) {
+        self.core.scrub.set_rate(bytes_per_s);
+    }
+
+    /// Begins to read all data in the background now, if that is not in progress.
+    pub fn begin_scrub(&self) {
+        self.core.scrub.begin();
+    }
+
+    fn stop_scrubber(&self) {
+        self.core.scrub.stop();
+        join(&self.scrubber);
+    }
+
     fn stop(&self) {
+        self.stop_scrubber();
         self.core.allocator.lend_at_once();
         self.core.discards.stop_now();
         join(&self.discarder);

@@ -18,6 +18,7 @@ mod ino_map;
 mod inode;
 mod names;
 mod objects;
+mod scrub;
 mod shards;
 mod table;
 mod times;

@@ -4,7 +4,7 @@ mod mount;
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jericho_cache::{Error as CacheError, Intent, PagePlace};
 use jericho_fs::File;
@@ -466,4 +466,75 @@ fn a_power_cut_while_a_full_volume_takes_overwrites_leaves_no_wrong_checksum() {
             mount.down();
         }
     }
+}
+
+fn scrubbed_bytes(mount: &Mount) -> u64 {
+    let slices = mount.slices.iter();
+    slices.map(|slice| slice.counters().scrubbed_bytes).sum()
+}
+
+/// Waits for what another thread does.
+fn await_that(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Bytes a second that no device reaches.
+const FAST: u64 = 1 << 50;
+
+#[test]
+fn a_scrub_finds_a_damaged_block_whose_page_is_cached() {
+    let mount = Mount::summed(64 << 20);
+    let file = mount.durable("f", 600 * PAGE as usize);
+    flip(&mount, place(&file, 400));
+    mount.fs().set_scrub_rate(FAST);
+    await_that("all is read", || scrubbed_bytes(&mount) >= 600 * PAGE);
+    await_that("it is found", || checksum_errors(&mount) == 1);
+    assert!(mount.read(&file) == bytes(0, 600), "the cache is right");
+    assert_eq!(scrubbed_bytes(&mount), 600 * PAGE);
+}
+
+#[test]
+fn a_scrub_keeps_its_rate_and_goes_on_after_a_mount() {
+    let mut mount = Mount::summed(64 << 20);
+    let file = mount.durable("f", 600 * PAGE as usize);
+    drop(file);
+    // The first megabyte needs no pause, and the next one a month.
+    mount.fs().set_scrub_rate(1);
+    await_that("a megabyte is read", || scrubbed_bytes(&mount) >= 1 << 20);
+    mount.remount();
+    assert_eq!(scrubbed_bytes(&mount), 0);
+    mount.fs().set_scrub_rate(FAST);
+    let rest = 600 * PAGE - (1 << 20);
+    await_that("the rest is read", || scrubbed_bytes(&mount) >= rest);
+    // The pass has ended: a further mount begins none for a week.
+    mount.remount();
+    mount.fs().set_scrub_rate(FAST);
+    assert_eq!(scrubbed_bytes(&mount), 0);
+    mount.fs().begin_scrub();
+    await_that("all is read again", || scrubbed_bytes(&mount) >= 600 * PAGE);
+    assert_eq!(checksum_errors(&mount), 0);
+}
+
+#[test]
+fn a_scrub_finds_nothing_wrong_in_files_that_change_meanwhile() {
+    let mount = Mount::summed(64 << 20);
+    let file = mount.durable("f", 64 * PAGE as usize);
+    mount.fs().set_scrub_rate(FAST);
+    for round in 0..200 {
+        mount.fs().begin_scrub();
+        let first = round * 7 % 40;
+        mount.write(&file, first * PAGE, &bytes(round, 20));
+        write_back(&mount, &file);
+        mount.write(&file, first * PAGE, &bytes(round + 1, 3));
+        mount.fsync(&file);
+        if round % 16 == 0 {
+            mount.fs().checkpoint().unwrap();
+        }
+    }
+    assert!(scrubbed_bytes(&mount) > 64 * PAGE);
+    assert_eq!(checksum_errors(&mount), 0);
 }

@@ -423,6 +423,19 @@ impl Store {
         Ok(group.unwrap_or_default())
     }
 
+    /// Returns the first inode at or after `from` that has extents.
+    pub fn next_file(&self, from: Ino) -> Result<Option<Ino>> {
+        let key = record::ino_key(from);
+        self.read(|view| {
+            let mut found = None;
+            view.each(Table::Extents, &key, None, |key, _| {
+                found = Some(codec::number_of_key(key)?);
+                Ok(false)
+            })?;
+            Ok(found)
+        })
+    }
+
     /// Returns a named value.
     pub fn value(&self, name: &str) -> Result<Option<u64>> {
         self.read(|view| {

@@ -15,6 +15,7 @@ mod compile;
 mod copies;
 mod crash;
 mod crowd;
+mod damaged;
 mod dead;
 mod direct;
 mod fio;

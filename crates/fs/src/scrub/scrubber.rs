@@ -1,0 +1,280 @@
+//! The thread that reads all data in the background.
+
+use std::collections::VecDeque;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use jericho_format::PAGE_BYTES;
+use jericho_format::sums::{Group, Sum, checksum, place_of};
+use jericho_storage::AlignedBuffer;
+
+use crate::core::Core;
+use crate::data::extents::At;
+use crate::data::summed::place_name;
+use crate::error::Result;
+use crate::store::{Change, Extent};
+use crate::types::{Ino, ROOT};
+
+/// Pages that one read takes at most: 1 MiB.
+const PAGES_AT_ONCE: u32 = 256;
+/// The thread sleeps when it has read this much.
+const STEP_BYTES: u64 = 1 << 20;
+/// A pass begins at the earliest this long after the end of the last one.
+const PERIOD_S: u64 = 7 * 24 * 3600;
+/// The place is saved when this much was read since.
+const SAVE_BYTES: u64 = 256 << 20;
+/// Names of the stored values: the inode and the page where a pass goes on, and the end of the last pass in seconds since the epoch.
+const INO_NAME: &str = "scrub_ino";
+const PAGE_NAME: &str = "scrub_page";
+const ENDED_NAME: &str = "scrub_ended";
+const PAGE: usize = PAGE_BYTES as usize;
+
+fn now_s() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| now.as_secs())
+}
+
+/// Runs the thread.
+pub(crate) fn run(core: &Core) {
+    let mut pass = Pass::resumed(core);
+    while core.scrub.sleep(|rate| pass.pause(rate)) {
+        pass.owed_bytes = 0;
+        if let Err(error) = pass.step(core) {
+            tracing::warn!("the background check of the data ends: {error}");
+            pass.end(core);
+        }
+    }
+    if pass.unsaved_bytes > 0 {
+        pass.save(core);
+    }
+}
+
+/// The place of a pass.
+struct Pass {
+    ino: Ino,
+    page: u64,
+    /// The extents of `ino` were read.
+    is_begun: bool,
+    /// Those of them that are left, in order.
+    extents: VecDeque<Extent>,
+    /// Bytes that were read and not slept for.
+    owed_bytes: u64,
+    unsaved_bytes: u64,
+    /// The end of the last pass, if none is in progress.
+    ended_s: Option<u64>,
+    buffer: AlignedBuffer,
+}
+
+impl Pass {
+    fn resumed(core: &Core) -> Pass {
+        let value = |name| core.store_of(ROOT).value(name).ok().flatten();
+        let ino = value(INO_NAME).unwrap_or(0);
+        Pass {
+            ino,
+            page: value(PAGE_NAME).unwrap_or(0),
+            is_begun: false,
+            extents: VecDeque::new(),
+            owed_bytes: 0,
+            unsaved_bytes: 0,
+            ended_s: value(ENDED_NAME).filter(|_| ino == 0),
+            buffer: AlignedBuffer::new(PAGES_AT_ONCE as usize * PAGE),
+        }
+    }
+
+    /// Returns how long to sleep before the next step.
+    fn pause(&self, rate: u64) -> Duration {
+        match self.ended_s {
+            // A clock that was set back must not stop all passes.
+            Some(ended) => {
+                let since = now_s().checked_sub(ended).unwrap_or(PERIOD_S);
+                Duration::from_secs(PERIOD_S.saturating_sub(since))
+            }
+            None => Duration::from_secs_f64(self.owed_bytes as f64 / rate as f64),
+        }
+    }
+
+    /// Reads about a megabyte.
+    fn step(&mut self, core: &Core) -> Result<()> {
+        self.ended_s = None;
+        while self.owed_bytes < STEP_BYTES {
+            let Some(extent) = self.extents.pop_front() else {
+                if !self.begin_next_file(core)? {
+                    self.end(core);
+                    return Ok(());
+                }
+                continue;
+            };
+            let end = extent.page + u64::from(extent.blocks.count);
+            if extent.unwritten || end <= self.page {
+                continue;
+            }
+            let first = extent.page.max(self.page);
+            let count = (end - first).min(u64::from(PAGES_AT_ONCE)) as u32;
+            self.read(core, &extent, first, count)?;
+            self.page = first + u64::from(count);
+            if self.page < end {
+                // The rest of the extent comes next.
+                self.extents.push_front(extent);
+            }
+        }
+        if self.unsaved_bytes >= SAVE_BYTES {
+            self.save(core);
+        }
+        Ok(())
+    }
+
+    /// Goes on with the file of the saved place, or else with the next file that has extents. Returns false if there is none.
+    fn begin_next_file(&mut self, core: &Core) -> Result<bool> {
+        let from = self.ino + u64::from(self.is_begun);
+        // The shards have the numbers in their order.
+        let stores = core.shards.iter().map(|shard| &shard.store);
+        let mut next = None;
+        // A slice whose device is missing does not concern the others.
+        for store in stores.filter(|store| !store.is_absent()) {
+            next = store.next_file(from)?;
+            if next.is_some() {
+                break;
+            }
+        }
+        let Some(ino) = next else { return Ok(false) };
+        if ino != self.ino {
+            self.page = 0;
+        }
+        self.ino = ino;
+        self.is_begun = true;
+        self.extents = core.store_of(ino).extents(ino)?.into();
+        Ok(true)
+    }
+
+    /// Reads pages of an extent, and reports those that are damaged.
+    fn read(&mut self, core: &Core, extent: &Extent, first: u64, count: u32) -> Result<()> {
+        let at = |page: u64| At {
+            slice: extent.blocks.slice,
+            block: extent.blocks.first + (page - extent.page),
+        };
+        let bytes = u64::from(count) * PAGE_BYTES;
+        self.owed_bytes += bytes;
+        self.unsaved_bytes += bytes;
+        let mut sums = Rows::of(core, self.ino);
+        let mut page = first;
+        for run in core.volume.runs(at(first).blocks(count)) {
+            let device = &core.volume.devices()[usize::from(run.device)];
+            if device.is_absent() {
+                page += u64::from(run.blocks);
+                continue;
+            }
+            let part = &mut self.buffer.as_mut_slice()[..run.blocks as usize * PAGE];
+            let whole = device.read_at(run.offset_bytes, part);
+            for (page, block) in (page..).zip(part.chunks_exact_mut(PAGE)) {
+                let is_right = whole.is_ok() && sums.fits(page, block)?;
+                if !is_right {
+                    examine(core, self.ino, page, at(page), block)?;
+                }
+            }
+            page += u64::from(run.blocks);
+        }
+        if let Some(slice) = core.slices.get(usize::from(extent.blocks.slice)) {
+            slice.count_scrubbed(bytes);
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, core: &Core) {
+        self.ended_s = Some(now_s());
+        (self.ino, self.page, self.is_begun) = (0, 0, false);
+        self.extents.clear();
+        self.save(core);
+    }
+
+    /// Puts the place into the next batch.
+    fn save(&mut self, core: &Core) {
+        self.unsaved_bytes = 0;
+        let commits = core.commits_of(ROOT);
+        let _gate = commits.enter();
+        if commits.failure().is_ok() {
+            commits.push(Change::PutValue(INO_NAME, self.ino));
+            commits.push(Change::PutValue(PAGE_NAME, self.page));
+            commits.push(Change::PutValue(ENDED_NAME, self.ended_s.unwrap_or(0)));
+        }
+    }
+}
+
+/// The rows of a file's checksums.
+struct Rows<'c> {
+    core: &'c Core,
+    ino: Ino,
+    /// The last group that was read.
+    last: Option<(u64, Group)>,
+}
+
+impl Rows<'_> {
+    fn of(core: &Core, ino: Ino) -> Rows<'_> {
+        Rows {
+            core,
+            ino,
+            last: None,
+        }
+    }
+
+    /// Returns the checksum of a page in the store.
+    fn get(&mut self, page: u64) -> Result<Sum> {
+        let (group, at) = place_of(page);
+        if self.last.as_ref().is_none_or(|(last, _)| *last != group) {
+            let sums = self.core.store_of(self.ino).sums(self.ino, group)?;
+            self.last = Some((group, sums));
+        }
+        Ok(self
+            .last
+            .as_ref()
+            .map_or(Sum::None, |(_, sums)| sums.get(at)))
+    }
+
+    /// Returns whether bytes have the checksum of a page, or nothing is known of it.
+    fn fits(&mut self, page: u64, bytes: &[u8]) -> Result<bool> {
+        Ok(match self.get(page)? {
+            Sum::Of(sum) => checksum(bytes) == sum,
+            Sum::Bare | Sum::None => true,
+        })
+    }
+}
+
+/// Examines a block that could not be read, or differed from a checksum, and reports it if it is damaged. It is not if the file has
+/// changed meanwhile, or the block's contents are in the journal.
+fn examine(core: &Core, ino: Ino, page: u64, at: At, block: &mut [u8]) -> Result<()> {
+    let blocks = at.blocks(1);
+    let rows = || -> Result<(bool, Sum)> {
+        let extents = core.store_of(ino).extents(ino)?;
+        let has_block = |extent: &Extent| {
+            let skip = page.wrapping_sub(extent.page);
+            skip < u64::from(extent.blocks.count)
+                && !extent.unwritten
+                && (extent.blocks.slice, extent.blocks.first + skip) == (at.slice, at.block)
+        };
+        let is_there = extents.iter().any(has_block);
+        let is_logged = core.allocator.logged(blocks).has_rows(blocks);
+        Ok((is_there && !is_logged, Rows::of(core, ino).get(page)?))
+    };
+    let before = rows()?;
+    let Some(run) = core.volume.runs(blocks).next() else {
+        return Ok(());
+    };
+    let read = core.volume.devices()[usize::from(run.device)].read_at(run.offset_bytes, block);
+    let found = checksum(block);
+    let differs = matches!(before.1, Sum::Of(sum) if sum != found);
+    if !before.0 || (read.is_ok() && !differs) || rows()? != before {
+        return Ok(());
+    }
+    if let Some(slice) = core.slices.get(usize::from(at.slice)) {
+        slice.count_checksum_error();
+    }
+    let place = place_name(&core.volume, at);
+    let offset = page * PAGE_BYTES;
+    match read {
+        Ok(()) => tracing::error!(
+            "inode {ino}, offset {offset}: the data on the device is damaged: it has the checksum {found:#010x}{place}"
+        ),
+        Err(error) => {
+            tracing::error!("inode {ino}, offset {offset}: the data cannot be read: {error}{place}")
+        }
+    }
+    Ok(())
+}
