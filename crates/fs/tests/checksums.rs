@@ -538,3 +538,42 @@ fn a_scrub_finds_nothing_wrong_in_files_that_change_meanwhile() {
     assert!(scrubbed_bytes(&mount) > 64 * PAGE);
     assert_eq!(checksum_errors(&mount), 0);
 }
+
+/// Returns what an append of a page and its fsync, and an overwrite of a page and its fdatasync, write to the device, without
+/// checkpoints.
+fn costs(mount: &Mount) -> [Traffic; 2] {
+    let file = mount.durable("f", 40 * PAGE as usize);
+    let cost = |page: u64, sync: &dyn Fn()| {
+        let before = mount.device.traffic();
+        mount.write(&file, page * PAGE, &bytes(1, 1));
+        sync();
+        Traffic {
+            reads: 0,
+            read_bytes: 0,
+            ..mount.device.traffic() - before
+        }
+    };
+    [
+        cost(40, &|| mount.fsync(&file)),
+        cost(7, &|| mount.begin_fdatasync(&file).recv().unwrap().unwrap()),
+    ]
+}
+
+#[test]
+fn small_syncs_are_one_durable_write_with_checksums_too() {
+    let [plain, summed] = [Mount::new(64 << 20), Mount::summed(64 << 20)].map(|m| costs(&m));
+    let one_write = |written_bytes| Traffic {
+        durable_writes: 1,
+        written_bytes,
+        ..Traffic::default()
+    };
+    // Header and rows in one block or two, and the page.
+    let in_place = Traffic {
+        writes: 1,
+        flushes: 1,
+        written_bytes: PAGE,
+        ..Traffic::default()
+    };
+    assert_eq!(plain, [one_write(2 * PAGE), in_place]);
+    assert_eq!(summed, [one_write(2 * PAGE), one_write(2 * PAGE)]);
+}
