@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use parking_lot::{Condvar, Mutex};
 
 use crate::store::{Block, Change, Image};
+use crate::types::Ino;
 use jericho_volume::Blocks;
 
 /// A live image.
@@ -26,13 +27,22 @@ struct Live {
     is_superseded: bool,
 }
 
+/// A change of a row for the next batch.
+enum Row {
+    /// Puts the image of a page of this file.
+    Put(Image, Ino),
+    Remove,
+}
+
 #[derive(Default)]
 struct State {
     live: BTreeMap<Block, Live>,
     /// Blocks into which a thread writes an image at the moment.
     settling: BTreeSet<Block>,
-    /// Rows for the next batch: images to put, or `None` to remove one.
-    changed: BTreeMap<Block, Option<Image>>,
+    /// Rows for the next batch.
+    changed: BTreeMap<Block, Row>,
+    /// Files whose images wait for a batch with the files' extents and checksums. Empty on volumes without checksums.
+    held: BTreeSet<Ino>,
     /// Blocks whose rows are removed by a batch that is sealed and not durable.
     removed: BTreeSet<Block>,
     /// Blocks whose images are in a batch that is sealed and not durable.
@@ -68,7 +78,7 @@ impl State {
     /// Returns whether a recovery may find an image of one of the blocks that is not live any more.
     fn has_old(&self, blocks: Blocks) -> bool {
         let mut changed = self.changed.range(range(blocks));
-        changed.any(|(_, image)| image.is_none())
+        changed.any(|(_, row)| matches!(row, Row::Remove))
             || self.removed.range(range(blocks)).next().is_some()
     }
 
@@ -84,7 +94,12 @@ impl State {
     /// Has the next batch remove a block's image.
     fn forget(&mut self, block: Block) {
         self.live.remove(&block);
-        self.changed.insert(block, None);
+        self.changed.insert(block, Row::Remove);
+    }
+
+    /// Returns whether a row waits for a batch that has its file.
+    fn is_held(&self, row: &Row) -> bool {
+        matches!(row, Row::Put(_, owner) if self.held.contains(owner))
     }
 
     /// Has the next batch remove the live images of blocks.
@@ -118,11 +133,11 @@ impl LoggedPages {
         self.len() == 0
     }
 
-    /// Makes an image live, in place of an earlier one of the block. The caller has made the block its own with `claim`, and holds
-    /// the gate: the batch that gets the image also gets the extent that names the block.
-    pub fn put(&self, block: Block, image: Image) {
+    /// Makes an image of a page of `owner` live, in place of an earlier one of the block. The caller has made the block its own with
+    /// `claim`, and holds the gate: the batch that gets the image also gets the extent that names the block.
+    pub fn put(&self, block: Block, image: Image, owner: Ino) {
         let mut state = self.state.lock();
-        state.changed.insert(block, Some(image.clone()));
+        state.changed.insert(block, Row::Put(image.clone(), owner));
         state.put(block, image);
         self.count(&state);
     }
@@ -138,7 +153,7 @@ impl LoggedPages {
     /// write the image over the contents of the block's next owner.
     pub fn drop_orphan(&self, block: Block) {
         let mut state = self.state.lock();
-        state.changed.insert(block, None);
+        state.changed.insert(block, Row::Remove);
         self.count(&state);
     }
 
@@ -234,24 +249,50 @@ impl LoggedPages {
         }
     }
 
-    /// Returns whether the next batch changes rows.
+    /// Returns whether the next batch changes rows, as far as is known before it is sealed.
     pub fn has_changes(&self) -> bool {
-        !self.is_idle() && !self.state.lock().changed.is_empty()
+        if self.is_idle() {
+            return false;
+        }
+        let state = self.state.lock();
+        state.changed.values().any(|row| !state.is_held(row))
+    }
+
+    /// Keeps the images of a file out of the batches, from the one on that is being sealed, or no longer. With checksums, an image
+    /// that is durable before the file's new checksums would be damaged data after a crash.
+    pub fn hold(&self, file: Ino, is_held: bool) {
+        if self.is_idle() {
+            return;
+        }
+        let mut state = self.state.lock();
+        match is_held {
+            true => state.held.insert(file),
+            false => state.held.remove(&file),
+        };
     }
 
     /// Takes the changes of rows for the batch that is being sealed.
     pub fn take_changes(&self) -> impl Iterator<Item = Change> + use<> {
         let mut state = self.state.lock();
-        let changed = std::mem::take(&mut state.changed);
-        let is_removed =
-            |(block, image): (&Block, &Option<Image>)| image.is_none().then_some(*block);
-        state.removed.extend(changed.iter().filter_map(is_removed));
-        let is_put = |(block, image): (&Block, &Option<Image>)| image.is_some().then_some(*block);
-        state.sealed.extend(changed.iter().filter_map(is_put));
+        let all = std::mem::take(&mut state.changed);
+        let (held, changed) = match state.held.is_empty() {
+            true => (BTreeMap::new(), all),
+            false => all.into_iter().partition(|(_, row)| state.is_held(row)),
+        };
+        if held.is_empty() {
+            state.held.clear();
+        }
+        state.changed = held;
+        for (block, row) in &changed {
+            match row {
+                Row::Put(..) => state.sealed.insert(*block),
+                Row::Remove => state.removed.insert(*block),
+            };
+        }
         self.count(&state);
-        let change = |(block, image)| match image {
-            Some(image) => Change::PutLogged(block, image),
-            None => Change::DelLogged(block),
+        let change = |(block, row)| match row {
+            Row::Put(image, _) => Change::PutLogged(block, image),
+            Row::Remove => Change::DelLogged(block),
         };
         changed.into_iter().map(change)
     }
@@ -353,6 +394,8 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
+    const FILE: Ino = 7;
+
     fn image(byte: u8) -> Image {
         vec![byte; 4096].into()
     }
@@ -368,7 +411,7 @@ mod tests {
     fn pages() -> LoggedPages {
         let pages = LoggedPages::default();
         for block in [5, 6, 7, 9] {
-            pages.put((1, block), image(block as u8));
+            pages.put((1, block), image(block as u8), FILE);
         }
         pages
     }
@@ -427,7 +470,7 @@ mod tests {
             pages.begin_settling((0, 0), 9).unwrap().blocks(),
             blocks(9, 1)
         );
-        pages.put((1, 6), image(60));
+        pages.put((1, 6), image(60), FILE);
         let settlement = pages.begin_settling((0, 0), 9).unwrap();
         assert_eq!(settlement.blocks(), blocks(6, 1));
         assert_eq!(settlement.images()[0].1[0], 60);
@@ -459,7 +502,7 @@ mod tests {
     #[test]
     fn a_block_has_rows_until_the_batch_that_removes_them_is_durable() {
         let pages = LoggedPages::default();
-        pages.put((1, 5), image(5));
+        pages.put((1, 5), image(5), FILE);
         assert_eq!(changes(&pages), [(5, Some(5))]);
         pages.changes_durable();
         pages.begin_settling((0, 0), 1).unwrap().written();
@@ -478,10 +521,32 @@ mod tests {
         let pages = pages();
         let settlement = pages.begin_settling((1, 5), 1).unwrap();
         pages.wrote(blocks(5, 1));
-        pages.put((1, 5), image(50));
+        pages.put((1, 5), image(50), FILE);
         settlement.written();
         assert_eq!(pages.images(blocks(5, 1))[0].1[0], 50);
         assert_eq!(changes(&pages)[0], (5, Some(50)));
+    }
+
+    #[test]
+    fn an_image_of_a_held_file_waits_for_a_batch_with_the_file() {
+        let pages = pages();
+        pages.wait_for_batch();
+        pages.put((1, 20), image(20), FILE + 1);
+        pages.hold(FILE, true);
+        assert!(pages.has_changes());
+        assert_eq!(changes(&pages), [(20, Some(20))]);
+        pages.changes_durable();
+        assert!(!pages.has_changes(), "a commit would change nothing");
+        assert_eq!(changes(&pages), []);
+        let settlement = pages.begin_settling((0, 0), 9).unwrap();
+        assert_eq!(settlement.blocks(), blocks(20, 1), "the only durable one");
+        drop(settlement);
+        // The removal of a held image waits for nothing.
+        pages.release(blocks(9, 1));
+        assert_eq!(changes(&pages), [(9, None)]);
+        pages.hold(FILE, false);
+        let rows = [5, 6, 7].map(|block| (u64::from(block), Some(block)));
+        assert_eq!(changes(&pages), rows);
     }
 
     #[test]
@@ -495,7 +560,7 @@ mod tests {
         let settlement = pages.begin_settling((0, 0), 9).unwrap();
         assert_eq!(settlement.blocks(), blocks(5, 3));
         drop(settlement);
-        pages.put((1, 6), image(60));
+        pages.put((1, 6), image(60), FILE);
         let settlement = pages.begin_settling((0, 0), 9).unwrap();
         assert_eq!(settlement.blocks(), blocks(5, 1), "6 has a newer image");
     }

@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::inode::{File, Inode};
 use crate::shard::{ShardId, ShardSet};
 use crate::store::Change;
-use crate::types::{Kind, SliceId};
+use crate::types::{Ino, Kind, SliceId};
 
 /// Seals the batch of a shard and those that must become durable with it. Each is appended to a batch that an earlier attempt could
 /// not commit. `waiters` wait for the batch of `first`; takes those out for whom it is not enough.
@@ -268,6 +268,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
             self.core.shards.of_ino(inode.ino).inodes.enters();
         }
         meta.stored = true;
+        self.hold_images(inode.ino, is_held || meta.dead);
         drop(meta);
         self.route(at, from);
         if is_held {
@@ -277,6 +278,15 @@ impl<'s, 'a> Sealing<'s, 'a> {
                 is_dead: false,
                 lost,
             });
+        }
+    }
+
+    /// Has the images of a file's pages wait if the batch leaves the file's checksums as they were.
+    fn hold_images(&self, ino: Ino, is_held: bool) {
+        if self.core.has_checksums() {
+            let shard = self.core.shards.map().of_ino(ino);
+            let logged = self.core.allocator.logged_of(shard);
+            logged.hold(ino, is_held);
         }
     }
 
@@ -302,6 +312,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
             Some(map) => self.strays(map.stored_slices()),
             None => ShardSet::default(),
         };
+        self.hold_images(ino, strays != ShardSet::default());
         if strays != ShardSet::default() {
             drop((map, meta));
             return self.held.push(Held {

@@ -425,19 +425,19 @@ impl File {
         Ok(())
     }
 
-    /// Returns whether a sync of pages that have their blocks changes metadata: not if each overwrites its block, and the block has
-    /// no image, nor had one whose removal is not durable.
+    /// Returns whether a sync of pages changes metadata: not if each overwrites its block in the home slice, and the block has no image,
+    /// nor had one whose removal is not durable.
     fn write_commits(&self, pages: Range<u64>) -> bool {
         let allocator = self.host.allocator();
         let has_rows = |blocks| allocator.logged(blocks).has_rows(blocks);
+        let home = self.home();
         let map = self.map.read();
         let overwrites = |state, count| match state {
-            PageState::Data(at) => !has_rows(At::blocks(at, count)),
+            PageState::Data(at) => at.slice == home && !has_rows(At::blocks(at, count)),
             _ => false,
         };
-        !map.extents
-            .within(pages)
-            .all(|run| overwrites(run.state, run.count))
+        let mut runs = map.extents.within(pages.clone());
+        !(map.extents.covers(pages) && runs.all(|run| overwrites(run.state, run.count)))
     }
 
     /// Gives pages their blocks for write-back, and appends these in order, as (first block, number).
@@ -557,8 +557,8 @@ impl Object for File {
         let logged = allocator.logged_of(shard);
         let mut places = Vec::new();
         if !logged.has_room(count)
-            || (self.place(first, count as u32, Placing::Keep, &mut places)).is_err()
             || !(commits || self.has_checksums() || self.write_commits(pages.clone()))
+            || (self.place(first, count as u32, Placing::Keep, &mut places)).is_err()
         {
             return false;
         }
@@ -574,7 +574,7 @@ impl Object for File {
         let put = |page: u64, blocks: Blocks| {
             for (block, page) in (blocks.first..).zip(page..page + u64::from(blocks.count)) {
                 let image = images[(page - first) as usize].clone();
-                logged.put((blocks.slice, block), image);
+                logged.put((blocks.slice, block), image, self.ino());
             }
         };
         self.host.in_one_batch(self.ino(), &mut || {

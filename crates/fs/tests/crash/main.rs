@@ -110,7 +110,8 @@ impl Run {
         {
             let number = self.sequences.fetch_add(1, Ordering::Relaxed);
             let mut random = Random::of(self.seed, &[number]);
-            let sequence = Sequence::random(&mut random);
+            let mut of_checksums = Random::of(self.seed, &[number, 1]);
+            let sequence = Sequence::random(&mut random).with_checksums(&mut of_checksums);
             let lives_on = number.is_multiple_of(SEQUENCES_PER_LIFE);
             self.try_sequence(&sequence, lives_on, &mut random);
         }
@@ -160,7 +161,7 @@ impl Run {
 }
 
 /// Sequences that are rare in a random choice. Each has found a fault that was made on purpose.
-const RARE: [&str; 16] = [
+const RARE: [&str; 17] = [
     "fresh-1,write-200k:a,write-back:a,commit:a",
     "fresh-1,write-1:a,rename-over:a,fdatasync:b",
     "fresh-1,write-4k:a,sync-write:a,write-4k:a",
@@ -177,6 +178,7 @@ const RARE: [&str; 16] = [
     "durable-1-summed,write-4k:a,fdatasync:a,write-4k:a,fdatasync-by-slice:a,checkpoint:a",
     "durable-2-summed,zero:a,write-4k:a,fsync-by-slice:a",
     "durable-2-summed,write-4k:a,fdatasync:a,write-4k:a,fdatasync-by-slice:a,checkpoint:a",
+    "full-2-summed,write-200k:a,write-back:a,fdatasync:a",
 ];
 
 /// Tries all power cuts of a sequence with two seeds each, and uses the volume after each.
@@ -249,7 +251,7 @@ fn a_case_is_what_its_text_says() {
     for seed in 0..100 {
         let mut random = Random::new(seed);
         let case = Case {
-            sequence: Sequence::random(&mut random),
+            sequence: Sequence::random(&mut random).with_checksums(&mut Random::new(seed)),
             cut: (random.below(100), random.below(100)),
             again: random.coin().then_some((3, 4)),
         };

@@ -62,12 +62,14 @@ const OPS: [(Op, &str); 24] = [
     (Op::TruncateToPart, "truncate-to-part"),
     (Op::TruncateUp, "truncate-up"),
     (Op::Punch, "punch"),
-    (Op::Zero, "zero"),
     (Op::Move, "move"),
     (Op::WriteBack, "write-back"),
     (Op::Commit, "commit"),
     (Op::Checkpoint, "checkpoint"),
+    (Op::Zero, "zero"),
 ];
+/// Number of operations, from the first one on, of which `Sequence::random` chooses.
+const RANDOM_OPS: u64 = OPS.len() as u64 - 1;
 
 /// The largest number of steps in a sequence.
 const STEPS_MAX: u64 = 5;
@@ -121,7 +123,7 @@ pub struct Case {
 }
 
 impl Sequence {
-    /// Returns a random sequence of at most `STEPS_MAX` steps. Most of its steps are on the same file.
+    /// Returns a random sequence of at most `STEPS_MAX` steps, without checksums. Most of its steps are on the same file.
     pub fn random(random: &mut Random) -> Sequence {
         let base = BASES[random.below(BASES.len() as u64) as usize].0;
         // Longer sequences contain the shorter ones.
@@ -135,7 +137,7 @@ impl Sequence {
             if random.below(4) == 0 {
                 file = 1 - file;
             }
-            let op = OPS[random.below(OPS.len() as u64) as usize].0;
+            let op = OPS[random.below(RANDOM_OPS) as usize].0;
             Step { op, file }
         };
         let steps = (0..length).map(|_| step()).collect();
@@ -143,9 +145,21 @@ impl Sequence {
         Sequence {
             base,
             stores,
-            has_checksums: random.below(3) == 0,
+            has_checksums: false,
             steps,
         }
+    }
+
+    /// Gives a third of the sequences checksums, and makes some of their punches zeroings, which matter only there. `random` is not that
+    /// of `random`, so the sequences of a seed are otherwise the same.
+    pub fn with_checksums(mut self, random: &mut Random) -> Sequence {
+        self.has_checksums = random.below(3) == 0;
+        for step in &mut self.steps {
+            if self.has_checksums && step.op == Op::Punch && random.coin() {
+                step.op = Op::Zero;
+            }
+        }
+        self
     }
 }
 
