@@ -89,6 +89,8 @@ struct Json<'r> {
     metadata_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     read_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    damaged_pages: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -117,6 +119,7 @@ impl<'r> Json<'r> {
             used_bytes: report.used_bytes,
             metadata_bytes: report.metadata_bytes,
             read_bytes: report.read_bytes,
+            damaged_pages: report.read_bytes.map(|_| report.damaged_pages),
         }
     }
 }
@@ -146,12 +149,16 @@ fn text(volume: &str, report: &Report, repair: bool) -> Result<String, std::fmt:
         size::human(report.metadata_bytes)
     )?;
     if let Some(bytes) = report.read_bytes {
-        writeln!(out, "{volume}: {} of data were read", size::human(bytes))?;
+        let (read, damaged) = (size::human(bytes), report.damaged_pages);
+        writeln!(
+            out,
+            "{volume}: {read} of data read, {damaged} pages damaged or unreadable"
+        )?;
     }
     let wrong = (report.findings.iter()).filter(|found| found.severity != Severity::Info);
     if report.is_sound() {
         writeln!(out, "{volume} is sound")?;
-    } else if repair || wrong.count() == report.damaged_pages {
+    } else if repair || wrong.count() == report.data_findings {
         writeln!(
             out,
             "{volume} is NOT sound, and this could not be repaired: restore the files named \

@@ -19,6 +19,7 @@ mod lost;
 mod names;
 mod parallel;
 mod pass;
+mod paths;
 mod progress;
 mod reads;
 mod space;
@@ -79,8 +80,10 @@ pub struct Report {
     pub windows: u64,
     /// Bytes of data that were read, if that was requested.
     pub read_bytes: Option<u64>,
-    /// The findings in the data, which are at the end of `findings`. No repair can put them right.
-    pub damaged_pages: usize,
+    /// Number of findings in the data, which are at the end of `findings`. No repair can put them right.
+    pub data_findings: usize,
+    /// Pages of data that are damaged or cannot be read.
+    pub damaged_pages: u64,
 }
 
 impl Report {

@@ -1,26 +1,30 @@
-//! Reads all data of files, in the order of the devices, and compares it with its checksums if the volume keeps some. Writes nothing.
+//! Reads all data of files, and compares it with its checksums if the volume keeps some. Writes nothing.
+//!
+//! The extents are read in batches, of all stores at the same time. The pieces of a batch are read in the order of each device, with a
+//! thread for each. So the memory is bounded, and a large file is still read from its start to its end.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::sums::{Group, Sum, checksum, place_of};
 use jericho_storage::{AlignedBuffer, Device};
-use jericho_volume::{Blocks, DeviceOverlay, OpenMode, Volume, VolumeError};
+use jericho_volume::{DeviceOverlay, OpenMode, Volume, VolumeError};
 use parking_lot::Mutex;
 
+use super::extents::possible;
 use super::findings::FINDINGS_MAX;
+use super::limits::Limits;
+use super::paths::paths;
 use super::stores::{Range, Stores};
 use super::{CheckOptions, Finding, Progress, Report, Severity, Stage, check_with, open_stores};
 use crate::data::extents::At;
 use crate::data::summed::place_name;
 use crate::error::Error;
-use crate::shard::ShardMap;
-use crate::store::codec;
-use crate::store::tables::Table;
-use crate::store::{Block, Image, StoreRef};
-use crate::types::{Ino, Kind, ROOT};
+use crate::shard::ShardId;
+use crate::store::tables::{Table, block_key};
+use crate::store::{Extent, Image, codec};
+use crate::types::Ino;
 
 /// Pages that one read takes at most: 1 MiB.
 const PAGES_AT_ONCE: usize = 256;
@@ -43,14 +47,20 @@ struct Bad {
     what: String,
 }
 
+/// The pages that are not as they were written. As many are kept as findings.
+#[derive(Default)]
+struct AllBad {
+    kept: Vec<Bad>,
+    count: u64,
+}
+
 /// What the threads share, one for each device.
 struct Reading<'v> {
     volume: &'v Volume,
-    stores: &'v [StoreRef],
-    map: ShardMap,
-    /// The contents of blocks that are not in them yet.
-    images: BTreeMap<Block, Image>,
-    bad: Mutex<Vec<Bad>>,
+    stores: &'v Stores<'v>,
+    /// For each store, whether it has contents of blocks that are not in them yet.
+    have_images: Vec<bool>,
+    bad: Mutex<AllBad>,
     progress: &'v Progress,
 }
 
@@ -72,126 +82,192 @@ pub fn check_data(
     report: &mut Report,
     progress: &Arc<Progress>,
 ) -> Result<(), VolumeError> {
-    let (mut findings, bytes) = check(devices, progress)?;
-    report.read_bytes = Some(bytes);
-    report.damaged_pages = findings.len();
-    report.findings.append(&mut findings);
+    check_data_within(devices, report, Limits::USUAL, progress)
+}
+
+/// Does the same with bounded memory. Data of a volume whose metadata cannot be read is not found: the report says so already.
+pub(super) fn check_data_within(
+    devices: &[Arc<dyn Device>],
+    report: &mut Report,
+    limits: Limits,
+    progress: &Arc<Progress>,
+) -> Result<(), VolumeError> {
+    let views = devices.iter().map(|d| DeviceOverlay::over(d.clone()));
+    let volume = Volume::open_from_devices(views.collect(), OpenMode::WRITE)?;
+    let stores = match open_stores(&volume, false, progress) {
+        Ok((stores, _)) => stores,
+        Err(Error::Io(error)) => return Err(error.into()),
+        Err(_) => return Ok(()),
+    };
+    let all_bytes = data_bytes(&volume, &stores)?;
+    progress.begin(Stage::Data, all_bytes);
+    let reading = Reading {
+        volume: &volume,
+        stores: &stores,
+        have_images: have_images(&stores)?,
+        bad: Mutex::default(),
+        progress,
+    };
+    let pieces_max = (limits.data_bytes / size_of::<Piece>()).max(1);
+    let mut walk = Walk::new(&stores);
+    while let Some(batch) = walk.next(&volume, &stores, (devices.len(), pieces_max))? {
+        reading.read_batch(devices, &batch);
+    }
+    let bad = reading.bad.into_inner();
+    report.read_bytes = Some(all_bytes);
+    report.damaged_pages = bad.count;
+    let before = report.findings.len();
+    report.findings.append(&mut findings(&stores, bad)?);
+    report.data_findings = report.findings.len() - before;
     Ok(())
 }
 
-/// Reads the data of the volume on these devices. Returns the findings and the number of bytes. Data of a volume whose metadata
-/// cannot be read is not found.
-fn check(
-    devices: &[Arc<dyn Device>],
-    progress: &Arc<Progress>,
-) -> Result<(Vec<Finding>, u64), VolumeError> {
-    let views = devices.iter().map(|d| DeviceOverlay::over(d.clone()));
-    let volume = Volume::open_from_devices(views.collect(), OpenMode::WRITE)?;
-    let Ok((stores, _)) = open_stores(&volume, false, progress) else {
-        return Ok((Vec::new(), 0));
-    };
-    let pieces = pieces(&volume, &stores, devices.len())?;
-    let pages = pieces.iter().flatten().map(|piece| u64::from(piece.count));
-    let all_bytes = pages.sum::<u64>() * PAGE_BYTES;
-    // After the rows were read, which counts.
-    let images = images(&stores)?;
-    progress.begin(Stage::Data, all_bytes);
-    let mut reading = Reading {
-        images,
-        bad: Mutex::default(),
-        volume: &volume,
-        stores: &stores.all,
-        map: stores.map(),
-        progress,
-    };
-    std::thread::scope(|scope| {
-        for (device, pieces) in devices.iter().zip(&pieces) {
-            let reading = &reading;
-            scope.spawn(move || reading.read_device(&**device, pieces));
-        }
-    });
-    let mut bad = std::mem::take(reading.bad.get_mut());
-    bad.sort_by_key(|bad| (bad.ino, bad.page));
-    let paths = paths(&stores, bad.iter().map(|bad| bad.ino).collect())?;
-    let finding = |bad: Bad| {
+/// Returns the findings, in the order of the files.
+fn findings(stores: &Stores, bad: AllBad) -> Result<Vec<Finding>, Error> {
+    let AllBad { mut kept, count } = bad;
+    kept.sort_by_key(|bad| (bad.ino, bad.page));
+    let left_out = count - kept.len() as u64;
+    let paths = paths(stores, &kept.iter().map(|bad| bad.ino).collect())?;
+    let text = |bad: &Bad| {
         let offset = bad.page * PAGE_BYTES;
         let name = match paths.get(&bad.ino) {
             Some(path) => format!("{path} (inode {})", bad.ino),
             None => format!("inode {}", bad.ino),
         };
-        Finding {
-            severity: Severity::Damage,
-            text: format!("{name}, offset {offset}: {}", bad.what),
-        }
+        format!("{name}, offset {offset}: {}", bad.what)
     };
-    Ok((bad.into_iter().map(finding).collect(), all_bytes))
-}
-
-/// Returns the data of each device, in the order of the blocks.
-fn pieces(volume: &Volume, stores: &Stores, devices: usize) -> Result<Vec<Vec<Piece>>, Error> {
-    let mut pieces: Vec<Vec<Piece>> = (0..devices).map(|_| Vec::new()).collect();
-    scan(stores, Table::Extents, |key, value| {
-        let Ok((ino, extent)) = codec::extent_of_row(key, value) else {
-            return;
-        };
-        if extent.unwritten || !is_possible(volume, extent.blocks) {
-            return;
-        }
-        let mut done = 0;
-        for run in volume.runs(extent.blocks) {
-            if let Some(of_device) = pieces.get_mut(usize::from(run.device)) {
-                of_device.push(Piece {
-                    offset_bytes: run.offset_bytes,
-                    ino,
-                    page: extent.page.saturating_add(done),
-                    count: run.blocks,
-                    at: At {
-                        slice: extent.blocks.slice,
-                        block: extent.blocks.first + done,
-                    },
-                });
-            }
-            done += u64::from(run.blocks);
-        }
-    })?;
-    for pieces in &mut pieces {
-        pieces.sort_by_key(|piece| piece.offset_bytes);
+    let mut texts: Vec<String> = kept.iter().map(text).collect();
+    if left_out > 0 {
+        texts.push(format!("and {left_out} more pages of data"));
     }
-    Ok(pieces)
+    let finding = |text| Finding {
+        severity: Severity::Damage,
+        text,
+    };
+    Ok(texts.into_iter().map(finding).collect())
 }
 
-/// Passes each row of a table to `each`, store by store.
-fn scan(stores: &Stores, table: Table, mut each: impl FnMut(&[u8], &[u8])) -> Result<(), Error> {
+/// Returns the extent of a row if it has data.
+fn data_of(volume: &Volume, key: &[u8], value: &[u8]) -> Option<(Ino, Extent)> {
+    possible(volume, key, value).filter(|(_, extent)| !extent.unwritten)
+}
+
+fn data_bytes(volume: &Volume, stores: &Stores) -> Result<u64, Error> {
+    let mut pages = 0;
     for shard in stores.shards() {
-        stores.scan(Range::all(shard, table), |key, value| {
-            each(key, value);
+        stores.scan(Range::all(shard, Table::Extents), |key, value| {
+            let found = data_of(volume, key, value);
+            pages += found.map_or(0, |(_, extent)| u64::from(extent.blocks.count));
             true
         })?;
     }
-    Ok(())
+    Ok(pages * PAGE_BYTES)
 }
 
-fn is_possible(volume: &Volume, blocks: Blocks) -> bool {
-    let slice = volume.slices().get(usize::from(blocks.slice));
-    let end = blocks.first.checked_add(u64::from(blocks.count));
-    slice.is_some_and(|slice| end.is_some_and(|end| end <= slice.blocks))
+fn have_images(stores: &Stores) -> Result<Vec<bool>, Error> {
+    let has_some = |shard: ShardId| {
+        let mut has_some = false;
+        stores.scan(Range::all(shard, Table::Logged), |_, _| {
+            has_some = true;
+            false
+        })?;
+        Ok(has_some)
+    };
+    stores.shards().into_iter().map(has_some).collect()
 }
 
-fn images(stores: &Stores) -> Result<BTreeMap<Block, Image>, Error> {
-    let mut images = BTreeMap::new();
-    scan(stores, Table::Logged, |key, value| {
-        images.extend(codec::image_of_row(key, value).ok());
-    })?;
-    Ok(images)
+/// The way through the extents of all stores.
+struct Walk {
+    /// For each store that is not at its end, the key from which the next batch is read.
+    next: Vec<(ShardId, Vec<u8>)>,
+}
+
+impl Walk {
+    fn new(stores: &Stores) -> Walk {
+        let begin = |shard| (shard, Vec::new());
+        Walk {
+            next: stores.shards().into_iter().map(begin).collect(),
+        }
+    }
+
+    /// Returns the pieces of the next extents of each store, at least one extent of each, by devices and in the order of each device.
+    /// `limits` has the number of devices and of pieces. Returns `None` at the end.
+    fn next(
+        &mut self,
+        volume: &Volume,
+        stores: &Stores,
+        (devices, pieces_max): (usize, usize),
+    ) -> Result<Option<Vec<Vec<Piece>>>, Error> {
+        if self.next.is_empty() {
+            return Ok(None);
+        }
+        let mut batch: Vec<Vec<Piece>> = (0..devices).map(|_| Vec::new()).collect();
+        let share = pieces_max / self.next.len();
+        let mut left = Vec::new();
+        for (shard, from) in std::mem::take(&mut self.next) {
+            let (mut count, mut stopped_at) = (0, None);
+            let range = Range {
+                from: &from,
+                ..Range::all(shard, Table::Extents)
+            };
+            stores.scan(range, |key, value| {
+                if count > 0 && count >= share {
+                    stopped_at = Some(key.to_vec());
+                    return false;
+                }
+                if let Some((ino, extent)) = data_of(volume, key, value) {
+                    count += add_pieces(volume, (ino, extent), &mut batch);
+                }
+                true
+            })?;
+            left.extend(stopped_at.map(|key| (shard, key)));
+        }
+        self.next = left;
+        for pieces in &mut batch {
+            pieces.sort_unstable_by_key(|piece| piece.offset_bytes);
+        }
+        Ok(Some(batch))
+    }
+}
+
+/// Adds the pieces of an extent. Returns their number.
+fn add_pieces(volume: &Volume, (ino, extent): (Ino, Extent), batch: &mut [Vec<Piece>]) -> usize {
+    let (mut done, mut count) = (0, 0);
+    for run in volume.runs(extent.blocks) {
+        if let Some(of_device) = batch.get_mut(usize::from(run.device)) {
+            of_device.push(Piece {
+                offset_bytes: run.offset_bytes,
+                ino,
+                page: extent.page + done,
+                count: run.blocks,
+                at: At {
+                    slice: extent.blocks.slice,
+                    block: extent.blocks.first + done,
+                },
+            });
+            count += 1;
+        }
+        done += u64::from(run.blocks);
+    }
+    count
 }
 
 impl Reading<'_> {
+    /// Reads the pieces of each device.
+    fn read_batch(&self, devices: &[Arc<dyn Device>], batch: &[Vec<Piece>]) {
+        let parts = devices.iter().zip(batch);
+        std::thread::scope(|scope| {
+            for (device, pieces) in parts.filter(|(_, pieces)| !pieces.is_empty()) {
+                scope.spawn(move || self.read_device(&**device, pieces));
+            }
+        });
+    }
+
     /// Reads the pieces of a device, which are in order.
     fn read_device(&self, device: &dyn Device, pieces: &[Piece]) {
         let mut buffer = AlignedBuffer::new(PAGES_AT_ONCE * PAGE);
         let mut sums = Sums {
             stores: self.stores,
-            map: self.map,
             last: None,
         };
         let mut batch: Vec<Piece> = Vec::new();
@@ -225,35 +301,75 @@ impl Reading<'_> {
         let pages: usize = batch.iter().map(|piece| piece.count as usize).sum();
         let bytes = &mut buffer.as_mut_slice()[..pages * PAGE];
         let whole = device.read_at(first.offset_bytes, bytes);
-        let each = batch.iter().flat_map(Piece::pages);
-        for ((at, page), block) in each.zip(bytes.chunks_exact_mut(PAGE)) {
-            if whole.is_err()
-                && let Err(error) = device.read_at(at.offset_bytes, block)
-            {
-                self.note(&at, page, format!("the data cannot be read: {error}"));
-                continue;
-            }
-            let image = self.images.get(&(at.at.slice, at.at.block));
-            let found = checksum(image.map_or(&*block, |image| image));
-            if self.volume.has_checksums()
-                && let Sum::Of(expected) = sums.of(at.ino, page)
-                && found != expected
-            {
-                let place = place_name(self.volume, at.at);
-                let what = format!(
-                    "the data is damaged: checksum {found:#010x} instead of {expected:#010x}{place}"
-                );
-                self.note(&at, page, what);
-            }
+        let mut done = 0;
+        for piece in batch {
+            let own = &mut bytes[done * PAGE..][..piece.count as usize * PAGE];
+            done += piece.count as usize;
+            self.compare(device, piece, (own, whole.is_ok()), sums);
         }
         self.progress.add_data(bytes.len() as u64);
     }
 
-    fn note(&self, piece: &Piece, page: u64, what: String) {
+    /// Compares the bytes of a piece, which were read if `is_read` is true.
+    fn compare(
+        &self,
+        device: &dyn Device,
+        piece: &Piece,
+        (bytes, is_read): (&mut [u8], bool),
+        sums: &mut Sums<'_>,
+    ) {
+        let images = self.images_of(piece);
+        for (at, block) in piece.pages().zip(bytes.chunks_exact_mut(PAGE)) {
+            let place = || place_name(self.volume, at.at);
+            if !is_read && let Err(error) = device.read_at(at.offset_bytes, block) {
+                let what = format!("the data cannot be read: {error}{}", place());
+                self.note(&at, what);
+                continue;
+            }
+            let mut images = images.iter();
+            let image = images.find(|(block, _)| *block == at.at.block);
+            let found = checksum(image.map_or(&*block, |(_, image)| image));
+            if self.volume.has_checksums()
+                && let Sum::Of(expected) = sums.of(at.ino, at.page)
+                && found != expected
+            {
+                let what = format!(
+                    "the data is damaged: checksum {found:#010x} instead of {expected:#010x}{}",
+                    place()
+                );
+                self.note(&at, what);
+            }
+        }
+    }
+
+    /// Returns the images of the blocks of a piece. An image that cannot be read is a finding of the metadata's check.
+    fn images_of(&self, piece: &Piece) -> Vec<(u64, Image)> {
+        let (slice, first) = (piece.at.slice, piece.at.block);
+        let shard = self.stores.map().of_slice(slice);
+        let mut images = Vec::new();
+        if !self.have_images[shard.index()] {
+            return images;
+        }
+        let range = Range {
+            shard,
+            table: Table::Logged,
+            from: &block_key((slice, first)),
+            to: Some(&block_key((slice, first + u64::from(piece.count)))),
+        };
+        let read = self.stores.scan(range, |key, value| {
+            let image = codec::image_of_row(key, value);
+            images.extend(image.map(|((_, block), image)| (block, image)));
+            true
+        });
+        read.map_or(Vec::new(), |()| images)
+    }
+
+    fn note(&self, page: &Piece, what: String) {
         let mut bad = self.bad.lock();
-        if bad.len() < FINDINGS_MAX {
-            let ino = piece.ino;
-            bad.push(Bad { ino, page, what });
+        bad.count += 1;
+        if bad.kept.len() < FINDINGS_MAX {
+            let (ino, page) = (page.ino, page.page);
+            bad.kept.push(Bad { ino, page, what });
         }
     }
 }
@@ -278,19 +394,15 @@ impl Piece {
         }
     }
 
-    /// Returns each page of the piece alone, with its number.
-    fn pages(&self) -> impl Iterator<Item = (Piece, u64)> + '_ {
-        (0..self.count).map(|skip| {
-            let page = self.part(skip, 1);
-            (page, page.page)
-        })
+    /// Returns each page of the piece alone.
+    fn pages(&self) -> impl Iterator<Item = Piece> + '_ {
+        (0..self.count).map(|skip| self.part(skip, 1))
     }
 }
 
 /// Looks checksums up.
 struct Sums<'s> {
-    stores: &'s [StoreRef],
-    map: ShardMap,
+    stores: &'s Stores<'s>,
     /// The last group that was read.
     last: Option<((Ino, u64), Group)>,
 }
@@ -302,8 +414,8 @@ impl Sums<'_> {
         match &mut self.last {
             Some((key, sums)) if *key == (ino, group) => sums.get(at),
             last => {
-                let shard = self.map.of_ino(ino);
-                let found = self.stores[shard.index()].sums(ino, group);
+                let shard = self.stores.map().of_ino(ino);
+                let found = self.stores.all[shard.index()].sums(ino, group);
                 let (_, sums) = last.insert(((ino, group), found.unwrap_or_default()));
                 sums.get(at)
             }
@@ -311,35 +423,5 @@ impl Sums<'_> {
     }
 }
 
-/// Returns a path of each of these inodes that has one.
-fn paths(stores: &Stores, wanted: BTreeSet<Ino>) -> Result<BTreeMap<Ino, String>, Error> {
-    // The directory and the name of each directory, and of each wanted inode.
-    let mut names: BTreeMap<Ino, (Ino, String)> = BTreeMap::new();
-    if wanted.is_empty() {
-        return Ok(BTreeMap::new());
-    }
-    scan(stores, Table::Entries, |key, value| {
-        let dir = jericho_format::record::key_number(key);
-        let (Some(dir), Ok(entry)) = (dir, codec::entry_of_row(key, value)) else {
-            return;
-        };
-        if entry.kind == Kind::Directory || wanted.contains(&entry.ino) {
-            let name = String::from_utf8_lossy(&entry.name).into_owned();
-            names.insert(entry.ino, (dir, name));
-        }
-    })?;
-    let path = |ino: Ino| {
-        let (mut path, mut at) = (String::new(), ino);
-        // A damaged tree may have circles.
-        for _ in 0..names.len() {
-            let (dir, name) = names.get(&at)?;
-            path = format!("/{name}{path}");
-            at = *dir;
-            if at == ROOT {
-                return Some((ino, path));
-            }
-        }
-        None
-    };
-    Ok(wanted.iter().filter_map(|ino| path(*ino)).collect())
-}
+#[cfg(test)]
+mod tests;

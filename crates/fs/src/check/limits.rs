@@ -2,7 +2,7 @@
 //!
 //! A check takes at most 256 MiB for any volume, and less for small ones: 64 MiB for the metadata stores (cached pages of redb, and
 //! rows of the journal), the limits below, of which those of the index and of the directories are used together and that of the
-//! bitmaps later, and what `findings` keeps. A volume that needs more is compared in several windows. Each window reads all entries,
+//! bitmaps and of the data later, and what `findings` keeps. A volume that needs more is compared in several windows. Each window reads all entries,
 //! or all extents, once more.
 
 /// Limits of a check.
@@ -14,6 +14,8 @@ pub(super) struct Limits {
     pub directories_bytes: usize,
     /// Bytes for the bitmaps of a window. 32 MiB are 1 TiB of a volume.
     pub bitmaps_bytes: usize,
+    /// Bytes for the extents of a batch whose data is read: 48 for each. Used alone.
+    pub data_bytes: usize,
 }
 
 impl Limits {
@@ -21,6 +23,7 @@ impl Limits {
         index_bytes: 80 << 20,
         directories_bytes: 32 << 20,
         bitmaps_bytes: 96 << 20,
+        data_bytes: 16 << 20,
     };
 
     /// Returns how many directories are kept with their parents.

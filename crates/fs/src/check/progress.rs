@@ -62,6 +62,8 @@ impl Progress {
 
     pub(super) fn add_rows(&self, rows: u64) {
         self.rows.fetch_add(rows, Ordering::Relaxed);
-        self.done.fetch_add(rows, Ordering::Relaxed);
+        if self.state().0 != Stage::Data {
+            self.done.fetch_add(rows, Ordering::Relaxed);
+        }
     }
 }

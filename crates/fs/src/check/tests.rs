@@ -5,6 +5,7 @@ use jericho_volume::FormatOptions;
 use zerocopy::FromZeros;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
+use super::data::check_data_within;
 use super::*;
 use crate::alloc::Blocks;
 use crate::format::{format, root};
@@ -24,11 +25,12 @@ const REPAIR: CheckOptions = CheckOptions {
     force: false,
 };
 
-/// Room for one or two inodes, for two directories, and for one container, so that the sample needs several windows of all kinds.
+/// Room for one or two inodes, for two directories, for one container, and for one extent of each store, so that the sample needs several windows of all kinds.
 const TINY: Limits = Limits {
     index_bytes: 1,
     directories_bytes: 40,
     bitmaps_bytes: 1,
+    data_bytes: 1,
 };
 
 fn run(device: &Arc<MemoryDevice>, options: CheckOptions) -> Report {
@@ -945,4 +947,80 @@ fn data_without_checksums_is_found_and_repaired() {
     assert_eq!(damage, expected);
     let report = run(&device, REPAIR);
     assert!(report.is_sound(), "{:?}", report.findings);
+}
+
+/// A volume with checksums and /dir/sub/file (7), which has a block in each second page, and wrong checksums of two of them.
+fn with_damaged_data() -> Arc<MemoryDevice> {
+    const PAGES: u64 = 40;
+    let options = FormatOptions {
+        slices: Some(1),
+        checksums: true,
+        ..FormatOptions::default()
+    };
+    let device = formatted_with(32, &options);
+    let volume = opened(&device);
+    let (store, allocator) = open_first(&volume, 1 << 20);
+    let mut file = inode(Kind::File, 1, PAGES * 4096, 4);
+    file.blocks = PAGES / 2;
+    let zeros = sums::checksum(&[0; 4096]);
+    let sum = |page| match page {
+        10 | 30 => Sum::Of(zeros ^ 1),
+        _ => Sum::Of(zeros),
+    };
+    let change = sums::encode((0..PAGES as usize).step_by(2).map(|page| (page, sum(page))));
+    let mut changes = vec![
+        Change::PutInode(ROOT, inode(Kind::Directory, 3, 1, ROOT)),
+        Change::PutInode(2, inode(Kind::Directory, 3, 1, ROOT)),
+        Change::PutInode(4, inode(Kind::Directory, 2, 1, 2)),
+        Change::PutInode(7, file),
+        entry(&volume, ROOT, "dir", 2, Kind::Directory),
+        entry(&volume, 2, "sub", 4, Kind::Directory),
+        entry(&volume, 4, "file", 7, Kind::File),
+        Change::Sums(7, 0, change.into()),
+        Change::PutInoMark(0, record::INO_MARK_STEP),
+        Change::PutValue(record::INODES_NAME, 4),
+    ];
+    // From the last page on, so that the blocks are not in the order of the pages.
+    for at in 0..PAGES / 2 {
+        let page = PAGES - 2 - 2 * at;
+        let own = blocks(10 + 2 * at, 1);
+        let extent = Extent {
+            page,
+            blocks: own,
+            unwritten: false,
+            summed: true,
+        };
+        changes.extend([Change::PutExtent(7, extent), Change::Use(own)]);
+    }
+    store.commit(&changes).unwrap();
+    drop((store, allocator));
+    device
+}
+
+#[test]
+fn data_is_read_in_batches_that_the_memory_bounds() {
+    let device = with_damaged_data();
+    let devices: [Arc<dyn Device>; 1] = [device.clone()];
+    for limits in [Limits::USUAL, TINY] {
+        let mut report = run_within(&device, READ, limits);
+        assert_eq!(report.findings, []);
+        let progress = Arc::default();
+        check_data_within(&devices, &mut report, limits, &progress).unwrap();
+        let texts = report.findings.iter().map(|finding| &finding.text);
+        let expected = [10, 30].map(|page| {
+            format!(
+                "/dir/sub/file (inode 7), offset {}: the data is damaged: ",
+                page * 4096
+            )
+        });
+        assert_eq!(texts.clone().count(), 2, "{:?}", report.findings);
+        assert!(
+            texts
+                .zip(&expected)
+                .all(|(text, begin)| text.starts_with(begin))
+        );
+        assert_eq!((report.damaged_pages, report.data_findings), (2, 2));
+        assert_eq!(report.read_bytes, Some(20 * 4096));
+        assert_eq!(progress.state(), (Stage::Data, 20 * 4096, Some(20 * 4096)));
+    }
 }
