@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use jericho_daemon::{SliceStat, Stat};
+use jericho_daemon::{ScrubStat, SliceStat, Stat};
 
 use crate::args::StatArgs;
 use crate::failure::{Context, Outcome, print, print_json};
@@ -43,6 +44,9 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
             "{:<9} {device}",
             if index == 0 { "devices" } else { "" }
         )?;
+    }
+    if let Some(scrub) = &stat.scrub {
+        writeln!(out, "scrub     {}", scrub_text(scrub, now_s()))?;
     }
     writeln!(out)?;
     let mut rows = vec![
@@ -91,6 +95,45 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
         writeln!(out, "\n{line}")?;
     }
     Ok(out)
+}
+
+fn now_s() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| now.as_secs())
+}
+
+/// Returns what is known of the reads of all data in the background.
+fn scrub_text(scrub: &ScrubStat, now_s: u64) -> String {
+    let last = match scrub.last_ended_s {
+        Some(ended_s) => format!(
+            "all data was read {} ago, {} damaged pages found",
+            age(now_s.saturating_sub(ended_s)),
+            scrub.last_found
+        ),
+        None => "all data was never read".to_owned(),
+    };
+    let now = match (scrub.bytes_per_s, scrub.in_pass) {
+        (0, _) => "off".to_owned(),
+        (rate, true) => format!(
+            "reading {} a second, {} damaged pages found so far",
+            size::human(rate),
+            scrub.found
+        ),
+        (_, false) => "begins again a week after that".to_owned(),
+    };
+    format!("{last}; {now}")
+}
+
+/// Returns a duration in its largest whole unit.
+fn age(seconds: u64) -> String {
+    let (count, unit) = match seconds {
+        0..60 => (seconds, "second"),
+        60..3600 => (seconds / 60, "minute"),
+        3600..86_400 => (seconds / 3600, "hour"),
+        _ => (seconds / 86_400, "day"),
+    };
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {unit}{plural}")
 }
 
 /// Returns a line for each kind of errors of the devices.
@@ -199,6 +242,7 @@ mod tests {
             threads: "adaptive".into(),
             counters: Default::default(),
             clients: Vec::new(),
+            scrub: None,
         };
         let text = table(&stat).unwrap();
         let lines: Vec<&str> = text.lines().collect();
@@ -207,5 +251,26 @@ mod tests {
         assert!(lines[9].contains(" - "), "{text}");
         assert!(lines[10].trim_start().starts_with("all"), "{text}");
         assert!(lines[10].contains("2.0 GiB"), "{text}");
+    }
+
+    #[test]
+    fn the_scrub_line_says_what_the_last_pass_found_and_what_is_going_on() {
+        let mut scrub = ScrubStat {
+            bytes_per_s: 4 << 20,
+            in_pass: true,
+            ..ScrubStat::default()
+        };
+        assert_eq!(
+            scrub_text(&scrub, 1000),
+            "all data was never read; reading 4.0 MiB a second, 0 damaged pages found so far"
+        );
+        (scrub.last_ended_s, scrub.last_found) = (Some(1000), 3);
+        scrub.in_pass = false;
+        assert_eq!(
+            scrub_text(&scrub, 1000 + 7300),
+            "all data was read 2 hours ago, 3 damaged pages found; begins again a week after that"
+        );
+        scrub.bytes_per_s = 0;
+        assert!(scrub_text(&scrub, 1061).ends_with("1 minute ago, 3 damaged pages found; off"));
     }
 }

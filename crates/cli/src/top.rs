@@ -388,6 +388,7 @@ mod tests {
                 remote_bytes: n << 20,
                 written_bytes: 0,
             }],
+            scrub: None,
         }
     }
 

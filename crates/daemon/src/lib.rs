@@ -52,5 +52,5 @@ pub use locality::Locality;
 pub use mounted::Mounted;
 pub use open::{OpenError, OpenOptions};
 pub use read::ReadBuffer;
-pub use stat::{NodeStat, SliceStat, Stat, Where};
+pub use stat::{NodeStat, ScrubStat, SliceStat, Stat, Where};
 pub use write_mode::{WriteMode, WriteSync};

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use jericho_cache::Counters;
 use jericho_format::PAGE_BYTES;
-use jericho_fs::Result;
 use jericho_fs::types::{Ino, SliceId};
+use jericho_fs::{Result, ScrubStatus};
 use serde::{Deserialize, Serialize};
 
 use crate::counters::MountCounters;
@@ -47,6 +47,36 @@ pub struct Stat {
     pub counters: MountCounters,
     /// The programs on the fast path.
     pub clients: Vec<ClientStat>,
+    /// The reads of all data in the background. `None` on a volume without checksums, or one that is mounted for reading.
+    #[serde(default)]
+    pub scrub: Option<ScrubStat>,
+}
+
+/// The reads of all data in the background in `Stat`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubStat {
+    /// Bytes that are read in a second; 0: none.
+    pub bytes_per_s: u64,
+    /// A pass is in progress, or waits for a rate.
+    pub in_pass: bool,
+    /// Damaged or unreadable pages that the pass in progress has found so far.
+    pub found: u64,
+    /// The end of the last whole pass, in seconds since the epoch.
+    pub last_ended_s: Option<u64>,
+    /// Damaged or unreadable pages that it has found.
+    pub last_found: u64,
+}
+
+impl From<ScrubStatus> for ScrubStat {
+    fn from(status: ScrubStatus) -> ScrubStat {
+        ScrubStat {
+            bytes_per_s: status.bytes_per_s,
+            in_pass: status.is_in_pass,
+            found: status.found,
+            last_ended_s: status.last_ended_s,
+            last_found: status.last_found,
+        }
+    }
 }
 
 /// A slice in `Stat`.
@@ -170,6 +200,7 @@ impl Mounted {
             threads: self.threads().to_string(),
             counters: self.fast.counts().values(),
             clients: self.client_counters(),
+            scrub: self.fs().scrub_status().map(ScrubStat::from),
         }
     }
 

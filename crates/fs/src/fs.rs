@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::flushes::DataFlushes;
 use crate::numbers::Numbers;
 use crate::objects::AllObjects;
-use crate::scrub::{Scrub, scrubber};
+use crate::scrub::{Scrub, ScrubStatus, scrubber};
 use crate::shards::Shards;
 use crate::store::{Change, CheckpointNeed};
 use crate::stores;
@@ -120,6 +120,7 @@ impl Fs {
             *self.discarder.lock() = Some(discarder);
         }
         if core.has_checksums() && !core.options.read_only {
+            scrubber::prepare(core);
             let scrubber = start("scrubber", Box::new(scrubber::run))?;
             *self.scrubber.lock() = Some(scrubber);
         }
@@ -205,6 +206,12 @@ impl Fs {
     /// Begins to read all data in the background now, if that is not in progress.
     pub fn begin_scrub(&self) {
         self.core.scrub.begin();
+    }
+
+    /// Returns what is known of the reads of all data in the background, or `None` if this mount makes none.
+    pub fn scrub_status(&self) -> Option<ScrubStatus> {
+        let is_running = self.scrubber.lock().is_some();
+        is_running.then(|| self.core.scrub.status())
     }
 
     fn stop_scrubber(&self) {

@@ -34,4 +34,5 @@ pub use error::{Error, Result};
 pub use fs::Fs;
 pub use inode::File;
 pub use names::privileges::CAPABILITY;
+pub use scrub::ScrubStatus;
 pub use types::{Done, FsOptions};

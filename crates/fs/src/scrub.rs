@@ -13,7 +13,22 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// What the thread is told.
+/// What is known of the passes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubStatus {
+    /// Bytes that are read in a second; 0: none.
+    pub bytes_per_s: u64,
+    /// A pass is in progress, or waits for a rate.
+    pub is_in_pass: bool,
+    /// Damaged or unreadable pages that the pass in progress has found so far.
+    pub found: u64,
+    /// The end of the last whole pass, in seconds since the epoch.
+    pub last_ended_s: Option<u64>,
+    /// Damaged or unreadable pages that it has found.
+    pub last_found: u64,
+}
+
+/// What the thread is told, and what it tells.
 #[derive(Default)]
 pub struct Scrub {
     state: Mutex<State>,
@@ -27,6 +42,8 @@ struct State {
     /// The next step does not wait.
     is_hurried: bool,
     is_stopped: bool,
+    /// Without the rate, which is above.
+    told: ScrubStatus,
 }
 
 impl Scrub {
@@ -46,6 +63,20 @@ impl Scrub {
     pub fn stop(&self) {
         self.state.lock().is_stopped = true;
         self.changed.notify_all();
+    }
+
+    /// Returns what is known of the passes.
+    pub fn status(&self) -> ScrubStatus {
+        let state = self.state.lock();
+        ScrubStatus {
+            bytes_per_s: state.rate,
+            ..state.told
+        }
+    }
+
+    /// Sets what is known of the passes.
+    pub(super) fn tell(&self, status: ScrubStatus) {
+        self.state.lock().told = status;
     }
 
     /// Sleeps for the time that `pause` returns for the present rate. Returns false if the thread must end.

@@ -7,10 +7,10 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use jericho_cache::{Error as CacheError, Intent, PagePlace};
-use jericho_fs::File;
 use jericho_fs::check::data::check_data;
 use jericho_fs::check::{CheckOptions, Report, Severity, check_devices};
 use jericho_fs::types::{Kind, ROOT};
+use jericho_fs::{File, ScrubStatus};
 use jericho_sim::{Effect, Fault, FaultPlan, Logged, Operation, SimDevice, Traffic};
 use jericho_storage::Device;
 
@@ -495,6 +495,32 @@ fn a_scrub_finds_a_damaged_block_whose_page_is_cached() {
     await_that("it is found", || checksum_errors(&mount) == 1);
     assert!(mount.read(&file) == bytes(0, 600), "the cache is right");
     assert_eq!(scrubbed_bytes(&mount), 600 * PAGE);
+    await_that("the pass ends", || !scrub_status(&mount).is_in_pass);
+    let status = scrub_status(&mount);
+    assert!(status.last_ended_s.is_some_and(|ended_s| ended_s > 0));
+    assert_eq!((status.last_found, status.found), (1, 0));
+    assert_eq!(status.bytes_per_s, FAST);
+    // The next mount knows it, too.
+    drop(file);
+    let mut mount = mount;
+    mount.remount();
+    let known = scrub_status(&mount);
+    assert_eq!(
+        (known.last_ended_s, known.last_found),
+        (status.last_ended_s, 1)
+    );
+    assert!(!known.is_in_pass);
+}
+
+fn scrub_status(mount: &Mount) -> ScrubStatus {
+    let fs = mount.fs();
+    fs.scrub_status().unwrap()
+}
+
+#[test]
+fn a_volume_without_checksums_is_not_read_in_the_background() {
+    let mount = Mount::new(64 << 20);
+    assert_eq!(mount.fs().scrub_status(), None);
 }
 
 #[test]

@@ -56,6 +56,7 @@ fn damaged_data_is_an_error_for_every_reader_and_the_rest_of_the_file_is_not() {
     assert!(volume.total("checksum_errors") > 0);
     let shown = succeed(jericho().arg("stat").arg(volume.mnt()));
     assert!(shown.contains("DAMAGED"), "{shown}");
+    assert!(shown.contains("\nscrub     all data was "), "{shown}");
     let offset = format!("offset {}: ", DAMAGED * PAGE);
     assert!(volume.log().contains(&offset), "{}", volume.log());
 
@@ -66,5 +67,7 @@ fn damaged_data_is_an_error_for_every_reader_and_the_rest_of_the_file_is_not() {
     let text = String::from_utf8_lossy(&checked.stdout).into_owned();
     let finding = format!("damage: /file (inode 2), {offset}");
     assert!(text.contains(&finding), "{text}");
+    assert!(text.contains("slice 0, block "), "{text}");
+    assert!(text.contains("1 pages damaged or unreadable"), "{text}");
     assert!(text.contains("restore the files named above"), "{text}");
 }

@@ -11,6 +11,7 @@ use crate::core::Core;
 use crate::data::extents::At;
 use crate::data::summed::place_name;
 use crate::error::Result;
+use crate::scrub::ScrubStatus;
 use crate::store::{Change, Extent};
 use crate::types::{Ino, ROOT};
 
@@ -22,15 +23,23 @@ const STEP_BYTES: u64 = 1 << 20;
 const PERIOD_S: u64 = 7 * 24 * 3600;
 /// The place is saved when this much was read since.
 const SAVE_BYTES: u64 = 256 << 20;
-/// Names of the stored values: the inode and the page where a pass goes on, and the end of the last pass in seconds since the epoch.
+/// Names of the stored values. The inode and the page where a pass goes on, and the number of pages that it has found; 0 without a pass:
 const INO_NAME: &str = "scrub_ino";
 const PAGE_NAME: &str = "scrub_page";
+const FOUND_NAME: &str = "scrub_found";
+/// The end of the last whole pass in seconds since the epoch, and the number of pages that it has found.
 const ENDED_NAME: &str = "scrub_ended";
+const LAST_FOUND_NAME: &str = "scrub_last_found";
 const PAGE: usize = PAGE_BYTES as usize;
 
 fn now_s() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.map_or(0, |now| now.as_secs())
+}
+
+/// Tells what earlier mounts have found, before the thread begins.
+pub(crate) fn prepare(core: &Core) {
+    Pass::resumed(core).tell(core);
 }
 
 /// Runs the thread.
@@ -39,9 +48,12 @@ pub(crate) fn run(core: &Core) {
     while core.scrub.sleep(|rate| pass.pause(rate)) {
         pass.owed_bytes = 0;
         if let Err(error) = pass.step(core) {
-            tracing::warn!("the background check of the data ends: {error}");
+            tracing::warn!(
+                "the background check of the data ends before it has read all data: {error}"
+            );
             pass.end(core);
         }
+        pass.tell(core);
     }
     if pass.unsaved_bytes > 0 {
         pass.save(core);
@@ -59,8 +71,12 @@ struct Pass {
     /// Bytes that were read and not slept for.
     owed_bytes: u64,
     unsaved_bytes: u64,
-    /// The end of the last pass, if none is in progress.
-    ended_s: Option<u64>,
+    /// Pages that are damaged or cannot be read.
+    found: u64,
+    /// When the last pass ended, whole or not, if none is in progress.
+    idle_since_s: Option<u64>,
+    /// The end of the last whole pass, and the pages that it has found.
+    last: Option<(u64, u64)>,
     buffer: AlignedBuffer,
 }
 
@@ -68,6 +84,7 @@ impl Pass {
     fn resumed(core: &Core) -> Pass {
         let value = |name| core.store_of(ROOT).value(name).ok().flatten();
         let ino = value(INO_NAME).unwrap_or(0);
+        let last_ended_s = value(ENDED_NAME).filter(|ended_s| *ended_s > 0);
         Pass {
             ino,
             page: value(PAGE_NAME).unwrap_or(0),
@@ -75,14 +92,16 @@ impl Pass {
             extents: VecDeque::new(),
             owed_bytes: 0,
             unsaved_bytes: 0,
-            ended_s: value(ENDED_NAME).filter(|_| ino == 0),
+            found: value(FOUND_NAME).unwrap_or(0),
+            idle_since_s: last_ended_s.filter(|_| ino == 0),
+            last: last_ended_s.map(|ended_s| (ended_s, value(LAST_FOUND_NAME).unwrap_or(0))),
             buffer: AlignedBuffer::new(PAGES_AT_ONCE as usize * PAGE),
         }
     }
 
     /// Returns how long to sleep before the next step.
     fn pause(&self, rate: u64) -> Duration {
-        match self.ended_s {
+        match self.idle_since_s {
             // A clock that was set back must not stop all passes.
             Some(ended) => {
                 let since = now_s().checked_sub(ended).unwrap_or(PERIOD_S);
@@ -94,10 +113,11 @@ impl Pass {
 
     /// Reads about a megabyte.
     fn step(&mut self, core: &Core) -> Result<()> {
-        self.ended_s = None;
+        self.idle_since_s = None;
         while self.owed_bytes < STEP_BYTES {
             let Some(extent) = self.extents.pop_front() else {
                 if !self.begin_next_file(core)? {
+                    self.last = Some((now_s(), self.found));
                     self.end(core);
                     return Ok(());
                 }
@@ -166,8 +186,8 @@ impl Pass {
             let whole = device.read_at(run.offset_bytes, part);
             for (page, block) in (page..).zip(part.chunks_exact_mut(PAGE)) {
                 let is_right = whole.is_ok() && sums.fits(page, block)?;
-                if !is_right {
-                    examine(core, self.ino, page, at(page), block)?;
+                if !is_right && examine(core, self.ino, page, at(page), block)? {
+                    self.found += 1;
                 }
             }
             page += u64::from(run.blocks);
@@ -179,8 +199,8 @@ impl Pass {
     }
 
     fn end(&mut self, core: &Core) {
-        self.ended_s = Some(now_s());
-        (self.ino, self.page, self.is_begun) = (0, 0, false);
+        self.idle_since_s = Some(now_s());
+        (self.ino, self.page, self.is_begun, self.found) = (0, 0, false, 0);
         self.extents.clear();
         self.save(core);
     }
@@ -193,8 +213,21 @@ impl Pass {
         if commits.failure().is_ok() {
             commits.push(Change::PutValue(INO_NAME, self.ino));
             commits.push(Change::PutValue(PAGE_NAME, self.page));
-            commits.push(Change::PutValue(ENDED_NAME, self.ended_s.unwrap_or(0)));
+            commits.push(Change::PutValue(FOUND_NAME, self.found));
+            let (ended_s, found) = self.last.unwrap_or_default();
+            commits.push(Change::PutValue(ENDED_NAME, ended_s));
+            commits.push(Change::PutValue(LAST_FOUND_NAME, found));
         }
+    }
+
+    fn tell(&self, core: &Core) {
+        core.scrub.tell(ScrubStatus {
+            is_in_pass: self.idle_since_s.is_none(),
+            found: self.found,
+            last_ended_s: self.last.map(|(ended_s, _)| ended_s),
+            last_found: self.last.map_or(0, |(_, found)| found),
+            ..ScrubStatus::default()
+        });
     }
 }
 
@@ -238,8 +271,8 @@ impl Rows<'_> {
 }
 
 /// Examines a block that could not be read, or differed from a checksum, and reports it if it is damaged. It is not if the file has
-/// changed meanwhile, or the block's contents are in the journal.
-fn examine(core: &Core, ino: Ino, page: u64, at: At, block: &mut [u8]) -> Result<()> {
+/// changed meanwhile, or the block's contents are in the journal. Returns whether it is damaged.
+fn examine(core: &Core, ino: Ino, page: u64, at: At, block: &mut [u8]) -> Result<bool> {
     let blocks = at.blocks(1);
     let rows = || -> Result<(bool, Sum)> {
         let extents = core.store_of(ino).extents(ino)?;
@@ -255,13 +288,13 @@ fn examine(core: &Core, ino: Ino, page: u64, at: At, block: &mut [u8]) -> Result
     };
     let before = rows()?;
     let Some(run) = core.volume.runs(blocks).next() else {
-        return Ok(());
+        return Ok(false);
     };
     let read = core.volume.devices()[usize::from(run.device)].read_at(run.offset_bytes, block);
     let found = checksum(block);
     let differs = matches!(before.1, Sum::Of(sum) if sum != found);
     if !before.0 || (read.is_ok() && !differs) || rows()? != before {
-        return Ok(());
+        return Ok(false);
     }
     if let Some(slice) = core.slices.get(usize::from(at.slice)) {
         slice.count_checksum_error();
@@ -276,5 +309,5 @@ fn examine(core: &Core, ino: Ino, page: u64, at: At, block: &mut [u8]) -> Result
             tracing::error!("inode {ino}, offset {offset}: the data cannot be read: {error}{place}")
         }
     }
-    Ok(())
+    Ok(true)
 }
