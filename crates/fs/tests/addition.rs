@@ -21,11 +21,16 @@ const CALLER: Caller = Caller {
 
 /// Makes a volume of two slices on two devices, and a third device, which holds `junk`. All have one power supply.
 fn made(has_stores: bool, junk: u8) -> DeviceSet {
+    made_with(has_stores, false, junk)
+}
+
+fn made_with(has_stores: bool, checksums: bool, junk: u8) -> DeviceSet {
     let device = |name| SimDevice::new(name, 80 * MIB);
     let set = DeviceSet::new([device("one"), device("two"), device("three")]);
     let options = FormatOptions {
         slices: Some(2),
         has_stores: Some(has_stores),
+        checksums,
         ..FormatOptions::default()
     };
     let paths = ["one", "two"].map(PathBuf::from);
@@ -100,6 +105,18 @@ fn use_all(fs: &Fs, name: &str, count: usize) -> Vec<u64> {
     let slices = (0..count).map(make).collect();
     fs.commit().unwrap();
     slices
+}
+
+#[test]
+fn a_volume_with_checksums_keeps_them_when_a_device_is_added() {
+    let set = made_with(true, true, 7);
+    add(&set, 1).unwrap();
+    let devices = set.as_devices();
+    assert!(open(&devices).has_checksums());
+    let fs = mount(&devices).unwrap();
+    assert!(use_all(&fs, "new", 6).contains(&2), "the added slice");
+    fs.close().unwrap();
+    assert_sound(&devices, "with checksums");
 }
 
 #[test]

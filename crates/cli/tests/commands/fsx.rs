@@ -65,6 +65,22 @@ fn fsx_finds_every_byte_under_jericho_run_when_it_maps_the_file() {
     exercise(&Volume::mounted(), true, true);
 }
 
+#[test]
+fn fsx_finds_every_byte_on_a_volume_with_checksums() {
+    let volume = Volume::mounted_with_checksums();
+    exercise(&volume, true, false);
+    exercise(&volume, false, true);
+    let stat = volume.stat();
+    for slice in stat["slices"].as_array().unwrap() {
+        assert_eq!(slice["checksum_errors"], 0, "{slice}");
+    }
+    volume.umount();
+    let checked = output(jericho(["check", "--data"]).arg(volume.file()));
+    let text = String::from_utf8_lossy(&checked.stdout).into_owned();
+    assert!(checked.status.success(), "{text}");
+    assert!(text.contains("0 pages damaged or unreadable"), "{text}");
+}
+
 /// Returns the bytes of a file as sendfile(2) reads them: through the kernel's page cache, which plain reads do not fill.
 fn sent(path: &Path) -> Vec<u8> {
     let file = File::open(path).expect("the file opens");

@@ -82,6 +82,10 @@ impl Volume {
     }
 
     pub fn of_size(size: &str) -> Volume {
+        Volume::with_options(&["--size", size])
+    }
+
+    fn with_options(options: &[&str]) -> Volume {
         let volume = Volume {
             dir: TestDir::new(),
         };
@@ -92,13 +96,21 @@ impl Volume {
         succeed(
             jericho(["format"])
                 .arg(volume.file())
-                .args(["--size", size, "--slices", "2"]),
+                .args(["--slices", "2"])
+                .args(options),
         );
         volume
     }
 
     pub fn mounted() -> Volume {
         let volume = Volume::formatted();
+        volume.mount();
+        volume
+    }
+
+    /// Mounts a volume that keeps checksums of the data.
+    pub fn mounted_with_checksums() -> Volume {
+        let volume = Volume::with_options(&["--size", "256M", "--checksums"]);
         volume.mount();
         volume
     }
