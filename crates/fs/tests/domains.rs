@@ -1,4 +1,4 @@
-//! Slices on devices of their own: what the failure or the absence of one device costs.
+//! Slices on devices of their own: what the failure or the absence of one device costs. Without checksums of the data and with them.
 
 mod mount;
 
@@ -9,6 +9,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use jericho_cache::Slice;
+use jericho_fs::check::data::check_data;
 use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::format::format_devices;
 use jericho_fs::types::{Ino, Kind, ROOT};
@@ -25,11 +26,11 @@ const EIO: i32 = 5;
 const ENODEV: i32 = 19;
 
 /// Returns a volume with a store in each of two slices, which are on devices of their own.
-fn formatted() -> DeviceSet {
-    formatted_with([64 * MIB, 64 * MIB])
+fn formatted(checksums: bool) -> DeviceSet {
+    formatted_with(checksums, [64 * MIB, 64 * MIB])
 }
 
-fn formatted_with(sizes: [u64; 2]) -> DeviceSet {
+fn formatted_with(checksums: bool, sizes: [u64; 2]) -> DeviceSet {
     let set = DeviceSet::new([
         SimDevice::new("one", sizes[0]).without_fua(),
         SimDevice::new("two", sizes[1]).without_fua(),
@@ -37,6 +38,7 @@ fn formatted_with(sizes: [u64; 2]) -> DeviceSet {
     let options = FormatOptions {
         slices: Some(SLICES),
         has_stores: Some(true),
+        checksums,
         ..FormatOptions::default()
     };
     let paths = ["one", "two"].map(PathBuf::from);
@@ -153,8 +155,8 @@ impl Mounted {
 }
 
 /// Makes a directory with a durable file in each slice, and unmounts.
-fn filled() -> DeviceSet {
-    let set = formatted();
+fn filled(checksums: bool) -> DeviceSet {
+    let set = formatted(checksums);
     let mounted = try_mount(set.as_devices()).unwrap();
     for (slice, name) in ["x", "y"].iter().enumerate() {
         let dir = mounted.dir(name);
@@ -168,7 +170,8 @@ fn filled() -> DeviceSet {
 }
 
 fn assert_sound(set: &DeviceSet) {
-    let report = check_devices(set.as_devices(), CheckOptions::default()).unwrap();
+    let mut report = check_devices(set.as_devices(), CheckOptions::default()).unwrap();
+    check_data(&set.as_devices(), &mut report, &Arc::default()).unwrap();
     assert!(report.is_sound(), "{:#?}", report.findings);
 }
 
@@ -182,176 +185,188 @@ fn fails_with<T>(errno: i32, result: Result<T>) {
 
 #[test]
 fn a_device_that_fails_its_flushes_ends_the_changes_of_its_slices_only() {
-    let set = filled();
-    let mounted = try_mount(set.as_devices()).unwrap();
-    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
-    let lost = mounted.create(y, "lost").unwrap();
-    mounted.write(&lost, &pattern(7, BYTES)).unwrap();
-    let mut plan = FaultPlan::fail_nth(Some(Operation::Flush), 1, EIO);
-    plan.faults[0].is_lasting = true;
-    set.devices()[1].set_plan(plan);
-    fails_with(EIO, mounted.fsync(&lost));
+    for checksums in [false, true] {
+        let set = filled(checksums);
+        let mounted = try_mount(set.as_devices()).unwrap();
+        let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+        let lost = mounted.create(y, "lost").unwrap();
+        mounted.write(&lost, &pattern(7, BYTES)).unwrap();
+        let mut plan = FaultPlan::fail_nth(Some(Operation::Flush), 1, EIO);
+        plan.faults[0].is_lasting = true;
+        set.devices()[1].set_plan(plan);
+        fails_with(EIO, mounted.fsync(&lost));
 
-    // The slice answers each change with the error. No later fsync reports success for the pages that it dropped.
-    set.devices()[1].set_plan(FaultPlan::default());
-    fails_with(EIO, mounted.fsync(&lost));
-    fails_with(EIO, mounted.create(y, "new"));
-    fails_with(EIO, mounted.write(&lost, b"more"));
-    fails_with(EIO, mounted.fs.unlink(y, b"old"));
-    fails_with(EIO, mounted.fs.rename(x, b"old", y, b"moved", 0));
-    assert_eq!(mounted.contents(y, "old").unwrap(), pattern(1, BYTES));
-
-    // The other slice goes on, with as many operations of its device as without a failure, and none of the failed one.
-    let failed_operations = set.devices()[1].operations(None);
-    for number in 0..20 {
-        mounted.synced(x, &format!("f{number}"), number).unwrap();
-    }
-    let z = mounted.dir("z");
-    let file = mounted.synced(z, "file", 9).unwrap();
-    assert_eq!(
-        file.layout().home(),
-        0,
-        "a new directory avoids the failed slice"
-    );
-    assert_eq!(set.devices()[1].operations(None), failed_operations);
-    fails_with(EIO, mounted.fs.sync_all());
-    fails_with(EIO, mounted.fs.close());
-    drop(mounted);
-
-    for seed in 0..4 {
-        let later = set.crash(seed);
-        assert_sound(&later);
-        let mounted = try_mount(later.as_devices()).unwrap();
-        let (x, y, z) = (mounted.dir("x"), mounted.dir("y"), mounted.dir("z"));
-        for number in 0..20 {
-            let found = mounted.contents(x, &format!("f{number}")).unwrap();
-            assert_eq!(found, pattern(number, BYTES));
-        }
-        assert_eq!(mounted.contents(z, "file").unwrap(), pattern(9, BYTES));
+        // The slice answers each change with the error. No later fsync reports success for the pages that it dropped.
+        set.devices()[1].set_plan(FaultPlan::default());
+        fails_with(EIO, mounted.fsync(&lost));
+        fails_with(EIO, mounted.create(y, "new"));
+        fails_with(EIO, mounted.write(&lost, b"more"));
+        fails_with(EIO, mounted.fs.unlink(y, b"old"));
+        fails_with(EIO, mounted.fs.rename(x, b"old", y, b"moved", 0));
         assert_eq!(mounted.contents(y, "old").unwrap(), pattern(1, BYTES));
-        mounted.synced(y, "new", 5).unwrap();
-        mounted.fs.close().unwrap();
+
+        // The other slice goes on, with as many operations of its device as without a failure, and none of the failed one.
+        let failed_operations = set.devices()[1].operations(None);
+        for number in 0..20 {
+            mounted.synced(x, &format!("f{number}"), number).unwrap();
+        }
+        let z = mounted.dir("z");
+        let file = mounted.synced(z, "file", 9).unwrap();
+        assert_eq!(
+            file.layout().home(),
+            0,
+            "a new directory avoids the failed slice"
+        );
+        assert_eq!(set.devices()[1].operations(None), failed_operations);
+        fails_with(EIO, mounted.fs.sync_all());
+        fails_with(EIO, mounted.fs.close());
+        drop(mounted);
+
+        for seed in 0..4 {
+            let later = set.crash(seed);
+            assert_sound(&later);
+            let mounted = try_mount(later.as_devices()).unwrap();
+            let (x, y, z) = (mounted.dir("x"), mounted.dir("y"), mounted.dir("z"));
+            for number in 0..20 {
+                let found = mounted.contents(x, &format!("f{number}")).unwrap();
+                assert_eq!(found, pattern(number, BYTES));
+            }
+            assert_eq!(mounted.contents(z, "file").unwrap(), pattern(9, BYTES));
+            assert_eq!(mounted.contents(y, "old").unwrap(), pattern(1, BYTES));
+            mounted.synced(y, "new", 5).unwrap();
+            mounted.fs.close().unwrap();
+        }
     }
 }
 
 #[test]
 fn a_missing_device_costs_its_slices_only_and_comes_back_with_all_that_it_had() {
-    let set = filled();
-    let missing = || absent_device("two", 64 * MIB);
-    let devices: Vec<Arc<dyn Device>> = vec![set.devices()[0].clone(), missing()];
-    let before = set.devices()[1].digest();
-    for round in 0..2 {
-        let mounted = try_mount(devices.clone()).unwrap();
-        let (x, y) = (mounted.dir("x"), ROOT);
-        assert_eq!(mounted.contents(x, "old").unwrap(), pattern(0, BYTES));
-        fails_with(ENODEV, mounted.fs.lookup(y, b"y"));
-        fails_with(ENODEV, mounted.fs.rmdir(ROOT, b"y"));
-        mounted.synced(x, &format!("new{round}"), round).unwrap();
-        let made = mounted.dir(&format!("d{round}"));
-        mounted.synced(made, "file", round).unwrap();
-        let free = mounted.fs.statfs().unwrap().free;
-        assert!(
-            free < 64 * MIB / 4096,
-            "no space of the missing device is free: {free}"
-        );
-        // The present slices are unmounted cleanly.
+    for checksums in [false, true] {
+        let set = filled(checksums);
+        let missing = || absent_device("two", 64 * MIB);
+        let devices: Vec<Arc<dyn Device>> = vec![set.devices()[0].clone(), missing()];
+        let before = set.devices()[1].digest();
+        for round in 0..2 {
+            let mounted = try_mount(devices.clone()).unwrap();
+            let (x, y) = (mounted.dir("x"), ROOT);
+            assert_eq!(mounted.contents(x, "old").unwrap(), pattern(0, BYTES));
+            fails_with(ENODEV, mounted.fs.lookup(y, b"y"));
+            fails_with(ENODEV, mounted.fs.rmdir(ROOT, b"y"));
+            mounted.synced(x, &format!("new{round}"), round).unwrap();
+            let made = mounted.dir(&format!("d{round}"));
+            mounted.synced(made, "file", round).unwrap();
+            let free = mounted.fs.statfs().unwrap().free;
+            assert!(
+                free < 64 * MIB / 4096,
+                "no space of the missing device is free: {free}"
+            );
+            // The present slices are unmounted cleanly.
+            mounted.fs.close().unwrap();
+        }
+        assert_eq!(set.devices()[1].digest(), before);
+
+        assert_sound(&set);
+        let mounted = try_mount(set.as_devices()).unwrap();
+        let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+        assert_eq!(mounted.contents(y, "old").unwrap(), pattern(1, BYTES));
+        assert_eq!(mounted.contents(x, "new1").unwrap(), pattern(1, BYTES));
+        mounted.synced(y, "again", 3).unwrap();
         mounted.fs.close().unwrap();
     }
-    assert_eq!(set.devices()[1].digest(), before);
-
-    assert_sound(&set);
-    let mounted = try_mount(set.as_devices()).unwrap();
-    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
-    assert_eq!(mounted.contents(y, "old").unwrap(), pattern(1, BYTES));
-    assert_eq!(mounted.contents(x, "new1").unwrap(), pattern(1, BYTES));
-    mounted.synced(y, "again", 3).unwrap();
-    mounted.fs.close().unwrap();
 }
 
 #[test]
 fn a_volume_without_the_device_of_its_root_is_refused() {
-    let set = filled();
-    let devices: Vec<Arc<dyn Device>> = vec![set.devices()[0].clone(), set.devices()[1].clone()];
-    let volume = Volume::open_from_devices(devices, OpenMode::READ).unwrap();
-    let root_device = volume.slices()[0].device();
-    assert_eq!(root_device, 0);
-    // Slice 0 on the second device: the first one has the superblock only.
-    let set = DeviceSet::new([
-        SimDevice::new("one", 64 * MIB).on_node(1),
-        SimDevice::new("two", 64 * MIB).on_node(0),
-    ]);
-    let options = FormatOptions {
-        slices: Some(SLICES),
-        nodes: vec![0, 1],
-        has_stores: Some(true),
-        ..FormatOptions::default()
-    };
-    let paths = ["one", "two"].map(PathBuf::from);
-    format_devices(&set.as_devices(), &paths, &options).unwrap();
-    let devices: Vec<Arc<dyn Device>> =
-        vec![set.devices()[0].clone(), absent_device("two", 64 * MIB)];
-    let error = try_mount(devices).err().unwrap();
-    assert!(matches!(error, Error::Io(_)), "{error}");
-    assert!(error.to_string().contains("two"), "{error}");
+    for checksums in [false, true] {
+        let set = filled(checksums);
+        let devices: Vec<Arc<dyn Device>> =
+            vec![set.devices()[0].clone(), set.devices()[1].clone()];
+        let volume = Volume::open_from_devices(devices, OpenMode::READ).unwrap();
+        let root_device = volume.slices()[0].device();
+        assert_eq!(root_device, 0);
+        // Slice 0 on the second device: the first one has the superblock only.
+        let set = DeviceSet::new([
+            SimDevice::new("one", 64 * MIB).on_node(1),
+            SimDevice::new("two", 64 * MIB).on_node(0),
+        ]);
+        let options = FormatOptions {
+            slices: Some(SLICES),
+            nodes: vec![0, 1],
+            has_stores: Some(true),
+            checksums,
+            ..FormatOptions::default()
+        };
+        let paths = ["one", "two"].map(PathBuf::from);
+        format_devices(&set.as_devices(), &paths, &options).unwrap();
+        let devices: Vec<Arc<dyn Device>> =
+            vec![set.devices()[0].clone(), absent_device("two", 64 * MIB)];
+        let error = try_mount(devices).err().unwrap();
+        assert!(matches!(error, Error::Io(_)), "{error}");
+        assert!(error.to_string().contains("two"), "{error}");
+    }
 }
 
 #[test]
 fn after_a_crash_a_slice_waits_for_the_missing_one_that_its_last_operation_changed_too() {
-    let set = filled();
-    let mounted = try_mount(set.as_devices()).unwrap();
-    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
-    mounted.fs.rename(x, b"old", y, b"moved", 0).unwrap();
-    mounted.fs.commit().unwrap();
-    let crashed = set.crash(1);
-    drop(mounted);
-    let devices: Vec<Arc<dyn Device>> =
-        vec![crashed.devices()[0].clone(), absent_device("two", 64 * MIB)];
-    let mounted = try_mount(devices).unwrap();
-    let x = mounted.dir("x");
-    // Its part of the rename is shown, and it takes no changes.
-    fails_with(2, mounted.fs.lookup(x, b"old"));
-    fails_with(ENODEV, mounted.create(x, "new"));
-    drop(mounted);
-    let mounted = try_mount(crashed.as_devices()).unwrap();
-    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
-    fails_with(2, mounted.fs.lookup(x, b"old"));
-    assert_eq!(mounted.contents(y, "moved").unwrap(), pattern(0, BYTES));
-    mounted.synced(x, "new", 1).unwrap();
-    mounted.fs.close().unwrap();
-    drop(mounted);
-    assert_sound(&crashed);
+    for checksums in [false, true] {
+        let set = filled(checksums);
+        let mounted = try_mount(set.as_devices()).unwrap();
+        let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+        mounted.fs.rename(x, b"old", y, b"moved", 0).unwrap();
+        mounted.fs.commit().unwrap();
+        let crashed = set.crash(1);
+        drop(mounted);
+        let devices: Vec<Arc<dyn Device>> =
+            vec![crashed.devices()[0].clone(), absent_device("two", 64 * MIB)];
+        let mounted = try_mount(devices).unwrap();
+        let x = mounted.dir("x");
+        // Its part of the rename is shown, and it takes no changes.
+        fails_with(2, mounted.fs.lookup(x, b"old"));
+        fails_with(ENODEV, mounted.create(x, "new"));
+        drop(mounted);
+        let mounted = try_mount(crashed.as_devices()).unwrap();
+        let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+        fails_with(2, mounted.fs.lookup(x, b"old"));
+        assert_eq!(mounted.contents(y, "moved").unwrap(), pattern(0, BYTES));
+        mounted.synced(x, "new", 1).unwrap();
+        mounted.fs.close().unwrap();
+        drop(mounted);
+        assert_sound(&crashed);
+    }
 }
 
 #[test]
 fn batches_of_many_operations_in_two_slices_fit_into_small_journals() {
-    let set = formatted_with([24 * MIB, 24 * MIB]);
-    let mounted = try_mount(set.as_devices()).unwrap();
-    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
-    // Together they are several times as long as the journals, which have 1 to 2 MiB. No call asks for a commit.
-    let value = [7; 8000];
-    for number in 0..600 {
-        let name = format!("f{number}");
-        let (from, to) = if number % 2 == 0 { (x, y) } else { (y, x) };
-        let file = mounted.create(from, &name).unwrap();
-        let (fs, name) = (&mounted.fs, name.as_bytes());
-        fs.setxattr(file.ino(), b"user.long", &value, 0).unwrap();
-        fs.rename(from, name, to, name, 0).unwrap();
-        fs.close_file(&file);
+    for checksums in [false, true] {
+        let set = formatted_with(checksums, [24 * MIB, 24 * MIB]);
+        let mounted = try_mount(set.as_devices()).unwrap();
+        let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+        // Together they are several times as long as the journals, which have 1 to 2 MiB. No call asks for a commit.
+        let value = [7; 8000];
+        for number in 0..600 {
+            let name = format!("f{number}");
+            let (from, to) = if number % 2 == 0 { (x, y) } else { (y, x) };
+            let file = mounted.create(from, &name).unwrap();
+            let (fs, name) = (&mounted.fs, name.as_bytes());
+            fs.setxattr(file.ino(), b"user.long", &value, 0).unwrap();
+            fs.rename(from, name, to, name, 0).unwrap();
+            fs.close_file(&file);
+        }
+        mounted.fs.commit().unwrap();
+        let later = set.crash(1);
+        drop(mounted);
+        assert_sound(&later);
+        let mounted = try_mount(later.as_devices()).unwrap();
+        let dirs = [mounted.dir("y"), mounted.dir("x")];
+        for number in 0..600 {
+            let name = format!("f{number}");
+            mounted
+                .fs
+                .lookup(dirs[number % 2], name.as_bytes())
+                .unwrap();
+        }
+        mounted.fs.close().unwrap();
     }
-    mounted.fs.commit().unwrap();
-    let later = set.crash(1);
-    drop(mounted);
-    assert_sound(&later);
-    let mounted = try_mount(later.as_devices()).unwrap();
-    let dirs = [mounted.dir("y"), mounted.dir("x")];
-    for number in 0..600 {
-        let name = format!("f{number}");
-        mounted
-            .fs
-            .lookup(dirs[number % 2], name.as_bytes())
-            .unwrap();
-    }
-    mounted.fs.close().unwrap();
 }
 
 /// Fails flushes of the second device for ever, and has a sync find that. The file is too long for the journal, so the device has data
@@ -368,69 +383,74 @@ fn fail_second(set: &DeviceSet, mounted: &Mounted) {
 
 #[test]
 fn a_removed_file_with_blocks_in_a_failed_slice_does_not_end_the_commits_of_its_own_slice() {
-    let set = filled();
-    let mounted = try_mount(set.as_devices()).unwrap();
-    let x = mounted.dir("x");
-    let far = mounted.synced(x, "far", 3).unwrap();
-    mounted.fs.move_to(far.ino(), 1).unwrap();
-    fail_second(&set, &mounted);
-    mounted.fs.unlink(x, b"far").unwrap();
-    mounted.fs.close_file(&far);
-    mounted.fs.forget(far.ino(), 1);
-    drop(far);
-    for round in 0..3 {
-        let synced = mounted.synced(x, &format!("new{round}"), round);
-        assert!(synced.is_ok(), "{round}: {:?}", synced.err());
+    for checksums in [false, true] {
+        let set = filled(checksums);
+        let mounted = try_mount(set.as_devices()).unwrap();
+        let x = mounted.dir("x");
+        let far = mounted.synced(x, "far", 3).unwrap();
+        mounted.fs.move_to(far.ino(), 1).unwrap();
+        fail_second(&set, &mounted);
+        mounted.fs.unlink(x, b"far").unwrap();
+        mounted.fs.close_file(&far);
+        mounted.fs.forget(far.ino(), 1);
+        drop(far);
+        for round in 0..3 {
+            let synced = mounted.synced(x, &format!("new{round}"), round);
+            assert!(synced.is_ok(), "{round}: {:?}", synced.err());
+        }
     }
 }
 
 #[test]
 fn half_of_an_operation_does_not_count_when_the_device_with_it_comes_back_later() {
-    let set = filled();
-    let mounted = try_mount(set.as_devices()).unwrap();
-    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
-    mounted.fs.commit().unwrap();
-    mounted.fs.rename(y, b"old", x, b"moved", 0).unwrap();
-    let mut plan = FaultPlan::fail_nth(Some(Operation::Write), 1, EIO);
-    plan.faults[0].is_lasting = true;
-    set.devices()[0].set_plan(plan);
-    fails_with(EIO, mounted.fs.commit());
-    let crashed = set.crash(1);
-    drop(mounted);
+    for checksums in [false, true] {
+        let set = filled(checksums);
+        let mounted = try_mount(set.as_devices()).unwrap();
+        let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+        mounted.fs.commit().unwrap();
+        mounted.fs.rename(y, b"old", x, b"moved", 0).unwrap();
+        let mut plan = FaultPlan::fail_nth(Some(Operation::Write), 1, EIO);
+        plan.faults[0].is_lasting = true;
+        set.devices()[0].set_plan(plan);
+        fails_with(EIO, mounted.fs.commit());
+        let crashed = set.crash(1);
+        drop(mounted);
 
-    // Before any other mount, the rename has not happened.
-    let at_once = crashed.crash(2);
-    let mounted = try_mount(at_once.as_devices()).unwrap();
-    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
-    assert_eq!(mounted.contents(y, "old").unwrap(), pattern(1, BYTES));
-    fails_with(2, mounted.fs.lookup(x, b"moved"));
-    drop(mounted);
+        // Before any other mount, the rename has not happened.
+        let at_once = crashed.crash(2);
+        let mounted = try_mount(at_once.as_devices()).unwrap();
+        let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+        assert_eq!(mounted.contents(y, "old").unwrap(), pattern(1, BYTES));
+        fails_with(2, mounted.fs.lookup(x, b"moved"));
+        drop(mounted);
 
-    // The second device is missing for one mount, in which the first one takes changes.
-    let devices: Vec<Arc<dyn Device>> =
-        vec![crashed.devices()[0].clone(), absent_device("two", 64 * MIB)];
-    let mounted = try_mount(devices).unwrap();
-    let x = mounted.dir("x");
-    for number in 0..5 {
-        mounted.synced(x, &format!("f{number}"), number).unwrap();
+        // The second device is missing for one mount, in which the first one takes changes.
+        let devices: Vec<Arc<dyn Device>> =
+            vec![crashed.devices()[0].clone(), absent_device("two", 64 * MIB)];
+        let mounted = try_mount(devices).unwrap();
+        let x = mounted.dir("x");
+        for number in 0..5 {
+            mounted.synced(x, &format!("f{number}"), number).unwrap();
+        }
+        mounted.fs.close().unwrap();
+        drop(mounted);
+
+        let mounted = try_mount(crashed.as_devices()).unwrap();
+        let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+        let new = mounted.fs.lookup(x, b"moved").is_ok();
+        let old = mounted.fs.lookup(y, b"old").is_ok();
+        assert!(old || new, "the file has no name any more");
     }
-    mounted.fs.close().unwrap();
-    drop(mounted);
-
-    let mounted = try_mount(crashed.as_devices()).unwrap();
-    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
-    let new = mounted.fs.lookup(x, b"moved").is_ok();
-    let old = mounted.fs.lookup(y, b"old").is_ok();
-    assert!(old || new, "the file has no name any more");
 }
 
 /// Returns a volume with a store in each of three slices, which are on devices of their own, and a durable file in each.
-fn filled_three() -> DeviceSet {
+fn filled_three(checksums: bool) -> DeviceSet {
     let names = ["one", "two", "three"];
     let set = DeviceSet::new(names.map(|name| SimDevice::new(name, 64 * MIB).without_fua()));
     let options = FormatOptions {
         slices: Some(3),
         has_stores: Some(true),
+        checksums,
         ..FormatOptions::default()
     };
     format_devices(&set.as_devices(), &names.map(PathBuf::from), &options).unwrap();
@@ -447,94 +467,102 @@ fn filled_three() -> DeviceSet {
 
 #[test]
 fn an_orphan_beside_a_slice_that_waits_for_a_missing_one_does_not_refuse_the_mount() {
-    let set = filled_three();
-    let mounted = try_mount(set.as_devices()).unwrap();
-    let (x, y, z) = (mounted.dir("x"), mounted.dir("y"), mounted.dir("z"));
-    let open = mounted.synced(x, "open", 4).unwrap();
-    mounted.fs.unlink(x, b"open").unwrap();
-    mounted.fs.commit().unwrap();
-    mounted.fs.rename(y, b"old", z, b"moved", 0).unwrap();
-    mounted.fs.commit().unwrap();
-    let crashed = set.crash(1);
-    drop(open);
-    drop(mounted);
-    let mut devices = crashed.as_devices();
-    devices[2] = absent_device("three", 64 * MIB);
-    let mounted = try_mount(devices).unwrap();
-    let x = mounted.dir("x");
-    mounted.synced(x, "new", 3).unwrap();
+    for checksums in [false, true] {
+        let set = filled_three(checksums);
+        let mounted = try_mount(set.as_devices()).unwrap();
+        let (x, y, z) = (mounted.dir("x"), mounted.dir("y"), mounted.dir("z"));
+        let open = mounted.synced(x, "open", 4).unwrap();
+        mounted.fs.unlink(x, b"open").unwrap();
+        mounted.fs.commit().unwrap();
+        mounted.fs.rename(y, b"old", z, b"moved", 0).unwrap();
+        mounted.fs.commit().unwrap();
+        let crashed = set.crash(1);
+        drop(open);
+        drop(mounted);
+        let mut devices = crashed.as_devices();
+        devices[2] = absent_device("three", 64 * MIB);
+        let mounted = try_mount(devices).unwrap();
+        let x = mounted.dir("x");
+        mounted.synced(x, "new", 3).unwrap();
+    }
 }
 
 #[test]
 fn no_file_gets_blocks_of_a_slice_that_waits_for_a_missing_one() {
-    let set = filled_three();
-    let mounted = try_mount(set.as_devices()).unwrap();
-    let (y, z) = (mounted.dir("y"), mounted.dir("z"));
-    mounted.fs.rename(y, b"old", z, b"moved", 0).unwrap();
-    mounted.fs.commit().unwrap();
-    let crashed = set.crash(1);
-    drop(mounted);
-    let mut devices = crashed.as_devices();
-    devices[2] = absent_device("three", 64 * MIB);
-    let mounted = try_mount(devices).unwrap();
-    let x = mounted.dir("x");
-    let space = mounted.fs.statfs().unwrap();
-    // Fills the only slice that takes changes.
-    let mut number = 0;
-    let piece = 64 * 4096;
-    let full = loop {
-        let file = mounted.create(x, &format!("f{number}")).unwrap();
-        match mounted.write(&file, &pattern(number, piece)) {
-            Ok(()) => {}
-            Err(error) => break error,
-        }
-        if let Err(error) = mounted.fsync(&file) {
-            break error;
-        }
-        number += 1;
-        assert!(number * (piece as u64) < 200 * MIB);
-    };
-    assert_eq!(full.errno(), 28, "{full} (free at first: {})", space.free);
+    for checksums in [false, true] {
+        let set = filled_three(checksums);
+        let mounted = try_mount(set.as_devices()).unwrap();
+        let (y, z) = (mounted.dir("y"), mounted.dir("z"));
+        mounted.fs.rename(y, b"old", z, b"moved", 0).unwrap();
+        mounted.fs.commit().unwrap();
+        let crashed = set.crash(1);
+        drop(mounted);
+        let mut devices = crashed.as_devices();
+        devices[2] = absent_device("three", 64 * MIB);
+        let mounted = try_mount(devices).unwrap();
+        let x = mounted.dir("x");
+        let space = mounted.fs.statfs().unwrap();
+        // Fills the only slice that takes changes.
+        let mut number = 0;
+        let piece = 64 * 4096;
+        let full = loop {
+            let file = mounted.create(x, &format!("f{number}")).unwrap();
+            match mounted.write(&file, &pattern(number, piece)) {
+                Ok(()) => {}
+                Err(error) => break error,
+            }
+            if let Err(error) = mounted.fsync(&file) {
+                break error;
+            }
+            number += 1;
+            assert!(number * (piece as u64) < 200 * MIB);
+        };
+        assert_eq!(full.errno(), 28, "{full} (free at first: {})", space.free);
+    }
 }
 
 #[test]
 fn a_change_of_the_mode_of_a_file_with_data_on_a_failed_device_does_not_end_the_changes_of_its_slice()
  {
-    let set = filled();
-    let mounted = try_mount(set.as_devices()).unwrap();
-    let x = mounted.dir("x");
-    let far = mounted.synced(x, "far", 3).unwrap();
-    mounted.fs.move_to(far.ino(), 1).unwrap();
-    fail_second(&set, &mounted);
-    let mode = jericho_fs::types::SetAttr {
-        perm: Some(0o600),
-        ..Default::default()
-    };
-    mounted.fs.setattr(far.ino(), mode, CALLER).unwrap();
-    for round in 0..3 {
-        let synced = mounted.synced(x, &format!("new{round}"), round);
-        assert!(synced.is_ok(), "{round}: {:?}", synced.err());
+    for checksums in [false, true] {
+        let set = filled(checksums);
+        let mounted = try_mount(set.as_devices()).unwrap();
+        let x = mounted.dir("x");
+        let far = mounted.synced(x, "far", 3).unwrap();
+        mounted.fs.move_to(far.ino(), 1).unwrap();
+        fail_second(&set, &mounted);
+        let mode = jericho_fs::types::SetAttr {
+            perm: Some(0o600),
+            ..Default::default()
+        };
+        mounted.fs.setattr(far.ino(), mode, CALLER).unwrap();
+        for round in 0..3 {
+            let synced = mounted.synced(x, &format!("new{round}"), round);
+            assert!(synced.is_ok(), "{round}: {:?}", synced.err());
+        }
     }
 }
 
 #[test]
 fn an_orphan_with_blocks_on_a_missing_device_does_not_refuse_the_mount() {
-    let set = filled();
-    let mounted = try_mount(set.as_devices()).unwrap();
-    let x = mounted.dir("x");
-    let far = mounted.synced(x, "far", 3).unwrap();
-    mounted.fs.move_to(far.ino(), 1).unwrap();
-    mounted.fs.unlink(x, b"far").unwrap();
-    mounted.fs.commit().unwrap();
-    mounted.synced(x, "more", 1).unwrap();
-    let crashed = set.crash(1);
-    drop((far, mounted));
-    let devices: Vec<Arc<dyn Device>> =
-        vec![crashed.devices()[0].clone(), absent_device("two", 64 * MIB)];
-    let mounted = try_mount(devices).unwrap();
-    let x = mounted.dir("x");
-    mounted.synced(x, "new", 3).unwrap();
-    mounted.synced(x, "newer", 3).unwrap();
+    for checksums in [false, true] {
+        let set = filled(checksums);
+        let mounted = try_mount(set.as_devices()).unwrap();
+        let x = mounted.dir("x");
+        let far = mounted.synced(x, "far", 3).unwrap();
+        mounted.fs.move_to(far.ino(), 1).unwrap();
+        mounted.fs.unlink(x, b"far").unwrap();
+        mounted.fs.commit().unwrap();
+        mounted.synced(x, "more", 1).unwrap();
+        let crashed = set.crash(1);
+        drop((far, mounted));
+        let devices: Vec<Arc<dyn Device>> =
+            vec![crashed.devices()[0].clone(), absent_device("two", 64 * MIB)];
+        let mounted = try_mount(devices).unwrap();
+        let x = mounted.dir("x");
+        mounted.synced(x, "new", 3).unwrap();
+        mounted.synced(x, "newer", 3).unwrap();
+    }
 }
 
 /// Overwrites a page of a file and syncs it, and again as soon as that is durable, `left` times in all. Sends for each sync whether the
@@ -563,77 +591,81 @@ fn sync_again(
 
 #[test]
 fn a_sync_that_another_thread_hands_to_the_committer_is_flushed_on_its_own_device() {
-    let set = formatted();
-    let mounted = Arc::new(try_mount(set.as_devices()).unwrap());
-    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
-    // Its inode is in the first slice, its pages would go to the second one, and it has none.
-    let empty = mounted.create(x, "empty").unwrap();
-    mounted.fs.move_to(empty.ino(), 1).unwrap();
-    assert_eq!((empty.ino() >> 40, empty.layout().home()), (0, 1));
-    let (near, far) = (mounted.synced(x, "near", 1), mounted.synced(y, "far", 2));
-    let (near, far) = (near.unwrap(), far.unwrap());
-    assert_eq!((near.layout().home(), far.layout().home()), (0, 1));
-    mounted.fs.checkpoint().unwrap();
-    mounted.fs.commit().unwrap();
+    for checksums in [false, true] {
+        let set = formatted(checksums);
+        let mounted = Arc::new(try_mount(set.as_devices()).unwrap());
+        let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+        // Its inode is in the first slice, its pages would go to the second one, and it has none.
+        let empty = mounted.create(x, "empty").unwrap();
+        mounted.fs.move_to(empty.ino(), 1).unwrap();
+        assert_eq!((empty.ino() >> 40, empty.layout().home()), (0, 1));
+        let (near, far) = (mounted.synced(x, "near", 1), mounted.synced(y, "far", 2));
+        let (near, far) = (near.unwrap(), far.unwrap());
+        assert_eq!((near.layout().home(), far.layout().home()), (0, 1));
+        mounted.fs.checkpoint().unwrap();
+        mounted.fs.commit().unwrap();
 
-    // The first device has data that is not durable, so the sync of the empty file flushes it. Another thread syncs meanwhile.
-    mounted.write(&near, &pattern(4, 100)).unwrap();
-    let (sender, receiver) = channel();
-    let written = Box::new(move |result| sender.send(result).unwrap());
-    mounted.slices[0].sync(&near.object(), 0..1, written);
-    receiver.recv().unwrap().unwrap();
-    let (answers, answered) = channel();
-    let has_begun = AtomicBool::new(false);
-    let (of_far, again) = (set.devices()[1].clone(), mounted.clone());
-    set.devices()[0].set_before(move |operation| {
-        if operation == Operation::Flush && !has_begun.swap(true, Ordering::SeqCst) {
-            let (mounted, device) = (again.clone(), of_far.clone());
-            sync_again(mounted, device, far.clone(), 40, answers.clone());
+        // The first device has data that is not durable, so the sync of the empty file flushes it. Another thread syncs meanwhile.
+        mounted.write(&near, &pattern(4, 100)).unwrap();
+        let (sender, receiver) = channel();
+        let written = Box::new(move |result| sender.send(result).unwrap());
+        mounted.slices[0].sync(&near.object(), 0..1, written);
+        receiver.recv().unwrap().unwrap();
+        let (answers, answered) = channel();
+        let has_begun = AtomicBool::new(false);
+        let (of_far, again) = (set.devices()[1].clone(), mounted.clone());
+        set.devices()[0].set_before(move |operation| {
+            if operation == Operation::Flush && !has_begun.swap(true, Ordering::SeqCst) {
+                let (mounted, device) = (again.clone(), of_far.clone());
+                sync_again(mounted, device, far.clone(), 40, answers.clone());
+            }
+        });
+        let (sender, receiver) = channel();
+        let done = Box::new(move |result| sender.send(result).unwrap());
+        mounted.fs.fsync_blocking(&empty, true, done);
+        receiver.recv().unwrap().unwrap();
+        for round in 0..40 {
+            assert!(
+                answered.recv().unwrap(),
+                "sync {round} returned without a flush"
+            );
         }
-    });
-    let (sender, receiver) = channel();
-    let done = Box::new(move |result| sender.send(result).unwrap());
-    mounted.fs.fsync_blocking(&empty, true, done);
-    receiver.recv().unwrap().unwrap();
-    for round in 0..40 {
-        assert!(
-            answered.recv().unwrap(),
-            "sync {round} returned without a flush"
-        );
+        set.devices()[0].set_before(|_| {});
+        mounted.fs.close().unwrap();
     }
-    set.devices()[0].set_before(|_| {});
-    mounted.fs.close().unwrap();
 }
 
 #[test]
 fn replacing_by_rename_leaves_the_old_or_the_new_contents_also_of_a_file_that_was_moved() {
-    let set = filled();
-    let mounted = try_mount(set.as_devices()).unwrap();
-    let x = mounted.dir("x");
-    let file = mounted.create(x, "new").unwrap();
-    mounted.fs.move_to(file.ino(), 1).unwrap();
-    mounted.write(&file, &pattern(8, BYTES)).unwrap();
-    mounted.fs.rename(x, b"new", x, b"old", 0).unwrap();
-    // Commits the first slice's batch for another file.
-    mounted.synced(x, "other", 9).unwrap();
-    let early = set.crash(1);
-    let (sender, receiver) = channel();
-    let done = Box::new(move |result| sender.send(result).unwrap());
-    mounted.fs.fsync_dir_blocking(x, done);
-    receiver.recv().unwrap().unwrap();
-    let late = set.crash(1);
-    drop(mounted);
-    let mut found = vec![];
-    for crashed in [early, late] {
-        assert_sound(&crashed);
-        let mounted = try_mount(crashed.as_devices()).unwrap();
+    for checksums in [false, true] {
+        let set = filled(checksums);
+        let mounted = try_mount(set.as_devices()).unwrap();
         let x = mounted.dir("x");
-        let contents = mounted.contents(x, "old").unwrap();
-        let is_whole = contents == pattern(0, BYTES) || contents == pattern(8, BYTES);
-        found.push((is_whole, contents.len()));
+        let file = mounted.create(x, "new").unwrap();
+        mounted.fs.move_to(file.ino(), 1).unwrap();
+        mounted.write(&file, &pattern(8, BYTES)).unwrap();
+        mounted.fs.rename(x, b"new", x, b"old", 0).unwrap();
+        // Commits the first slice's batch for another file.
+        mounted.synced(x, "other", 9).unwrap();
+        let early = set.crash(1);
+        let (sender, receiver) = channel();
+        let done = Box::new(move |result| sender.send(result).unwrap());
+        mounted.fs.fsync_dir_blocking(x, done);
+        receiver.recv().unwrap().unwrap();
+        let late = set.crash(1);
+        drop(mounted);
+        let mut found = vec![];
+        for crashed in [early, late] {
+            assert_sound(&crashed);
+            let mounted = try_mount(crashed.as_devices()).unwrap();
+            let x = mounted.dir("x");
+            let contents = mounted.contents(x, "old").unwrap();
+            let is_whole = contents == pattern(0, BYTES) || contents == pattern(8, BYTES);
+            found.push((is_whole, contents.len()));
+        }
+        // After a sync of another file, and after one of the directory.
+        assert!(found.iter().all(|(is_whole, _)| *is_whole), "{found:?}");
     }
-    // After a sync of another file, and after one of the directory.
-    assert!(found.iter().all(|(is_whole, _)| *is_whole), "{found:?}");
 }
 
 /// Returns how many chunks of metadata the store of a slice has.
