@@ -1,13 +1,13 @@
 //! Space of the slices: containers (allocation groups) with one bitmap each.
 //!
-//! The bitmap in memory is loaded when its container is first used. Its set bits are blocks in use, blocks allocated to a
-//! write-back in flight, and blocks freed by a transaction that is not durable yet. The bitmap on the volume is in the store.
-//! The transaction that adds or removes extents also changes the stored bitmap, so the two always agree. Chunks of the metadata
-//! region are in no stored bitmap: the superblock names them, and the allocator sets their bits when it loads a container.
+//! The first use of a container loads its bitmap into memory. The set bits are blocks in use, blocks allocated to a
+//! write-back in flight, and blocks freed by a batch that is not durable yet. The durable bitmap is in the store.
+//! The batch that adds or removes extents also changes the durable bitmap, so the two always agree. Chunks of the metadata
+//! region are in no durable bitmap: the superblock names them, and the allocator sets their bits when it loads a container.
 //!
 //! Invariants: `available` + `reserved` is at most the number of clear bits in all containers, so every reservation can be
 //! used. (Blocks lent to be discarded, see `lend.rs`, have their bits set and count in neither.) A container is loaded before
-//! the commit of a transaction that frees its blocks (`load_for`). If it were loaded after the commit, these blocks would be free at
+//! the commit of a batch that frees its blocks (`load_for`). If it were loaded after the commit, these blocks would be free at
 //! once and could be allocated to another file. `release_committed` would then free them although that file owns them.
 //!
 //! A slice grows at its end (`grow.rs`): its last container gets longer, and further containers follow. All block numbers stay.
@@ -63,7 +63,7 @@ struct Space {
     /// First blocks of the metadata chunks that this slice had when the volume was opened, sorted.
     chunks: Vec<u64>,
     regions: RwLock<Vec<SliceRegion>>,
-    /// No more blocks are allocated here, because the device has failed or is missing.
+    /// Prevents further allocations here, because the device has failed or is missing.
     is_closed: AtomicBool,
 }
 
@@ -86,7 +86,7 @@ impl Space {
     }
 }
 
-/// Returns the length of each container of a range of a slice's containers, for a slice of `capacity` blocks.
+/// Returns the lengths of containers `range` of a slice of `capacity` blocks.
 fn container_lengths(
     capacity: u64,
     container_blocks: u64,
@@ -140,8 +140,7 @@ pub struct Allocator {
 const PASSES_MAX: usize = 1000;
 
 impl Allocator {
-    /// Creates the allocator as `new` does, but does not register it with the stores. The stores therefore do not call it before
-    /// commits.
+    /// Creates the allocator as `new` does, but does not register it with the stores. So the stores do not call it before commits.
     fn load(
         stores: Vec<StoreRef>,
         slices: Vec<SpaceOptions>,
@@ -215,7 +214,7 @@ impl Allocator {
         }))
     }
 
-    /// Returns which shard has which slice.
+    /// Returns the map from slices to shards.
     pub fn shards(&self) -> ShardMap {
         ShardMap::new(self.stores.len())
     }
@@ -225,7 +224,7 @@ impl Allocator {
         &self.stores[self.shards().of_slice(slice).index()]
     }
 
-    /// Allocates no more blocks of these slices, because their changes have ended. A thread that has reserved space may then fail with
+    /// Prevents further allocations in these slices, because their changes have ended. A thread that has reserved space may then fail with
     /// ENOSPC when it allocates.
     pub fn close(&self, slices: impl Iterator<Item = SliceId>) {
         for space in slices.filter_map(|slice| self.slices.get(usize::from(slice))) {
@@ -242,7 +241,7 @@ impl Allocator {
         self.logged_of(self.shards().of_slice(blocks.slice))
     }
 
-    /// Returns the blocks of a shard whose newest contents are in the journal.
+    /// Returns the images of a shard.
     pub fn logged_of(&self, shard: ShardId) -> &LoggedPages {
         &self.logged[shard.index()]
     }
@@ -272,7 +271,7 @@ impl Allocator {
 
     /// Allocates `count` reserved blocks, in `slice` if it has room, else in the other slices (those with the most free blocks
     /// first). `near` is a block after which the file's data should continue. Appends ranges that add up to `count`, and
-    /// prefers few long ranges. Cannot fail for lack of space, because the space is reserved. If the store cannot be read,
+    /// prefers few long ranges. Does not fail for lack of space, because the space is reserved, unless `close` was called. On an error
     /// allocates nothing, and the blocks stay reserved.
     pub fn allocate(
         &self,
@@ -285,7 +284,7 @@ impl Allocator {
         let result = self.allocate_all(slice, near, count, &mut ranges);
         if result.is_err() {
             for blocks in ranges {
-                // The blocks are free again, but still reserved.
+                // Frees the blocks again. They stay reserved.
                 self.give_back(blocks, "undone allocation");
             }
         } else {
@@ -316,7 +315,7 @@ impl Allocator {
                     .iter()
                     .any(|s| s.is_closed.load(Ordering::Acquire))
             {
-                // The reservation may have counted on the blocks of a slice that was closed since.
+                // The reservation may have counted blocks of a slice that was closed since.
                 return Err(Error::Errno(28));
             }
             if passes == PASSES_MAX {
@@ -485,8 +484,7 @@ impl Allocator {
         Ok(guard)
     }
 
-    /// Loads the containers of blocks that a transaction is about to free. Ignores blocks beyond a slice, which the transaction
-    /// refuses.
+    /// Loads the containers of blocks that a batch is about to free. Ignores blocks beyond a slice: the commit refuses them.
     pub fn load_for(&self, blocks: Blocks) -> Result<()> {
         for (index, _, _) in pieces(self.container_blocks, blocks.first, u64::from(blocks.count)) {
             let space = self.slices.get(usize::from(blocks.slice));
@@ -515,10 +513,10 @@ impl Allocator {
         self.available.fetch_add(freed, Ordering::AcqRel);
     }
 
-    /// Clears the bits of blocks. Returns how many were set. The caller must make only these available, even if it named more
-    /// blocks: otherwise more space could be reserved than is free.
+    /// Clears the bits of blocks. Returns how many were set. The caller must add only this number to `available`: otherwise more
+    /// space could be reserved than is free.
     fn give_back(&self, blocks: Blocks, what: &str) -> u64 {
-        // If the checkpointer wrote an image into one of the blocks later, the image would be in the next owner's file.
+        // Otherwise the checkpointer could write an image of a block into the next owner's file.
         self.logged(blocks).release(blocks);
         let mut cleared = 0;
         for (index, at, count) in

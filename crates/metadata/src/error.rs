@@ -45,7 +45,7 @@ impl Error {
         }
     }
 
-    /// Returns whether the volume is full. If the host of a device is full, the errno is the same, but removing files on the
+    /// Returns whether the volume is full. A full host of a device has the same errno and returns false, because removing files on the
     /// volume does not help.
     pub fn is_full_volume(&self) -> bool {
         matches!(self, Error::Errno(28)) // ENOSPC

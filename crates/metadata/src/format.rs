@@ -28,7 +28,7 @@ pub fn format_and_open(paths: &[PathBuf], options: &FormatOptions) -> Result<Vol
     Volume::open(first, OpenMode::WRITE)
 }
 
-/// Formats a volume on devices that are open for writing. `paths` are stored for finding the devices again. Writes nothing
+/// Formats a volume on devices that are open for writing. Stores `paths`, so that a mount finds the devices. Writes nothing
 /// unless all checks pass.
 pub fn format_devices(
     devices: &[Arc<dyn Device>],
@@ -39,7 +39,7 @@ pub fn format_devices(
     jericho_volume::format_devices(devices, paths, options, make)
 }
 
-/// Makes the metadata store of a new volume, with the root directory.
+/// Makes the metadata stores of a new volume, with the root directory.
 fn make_root(volume: &Volume, owner: (u32, u32)) -> Result<(), VolumeError> {
     let (stores, _allocator) = stores::create(volume, STORE_CACHE_BYTES)?;
     let root_store = &stores[ShardMap::new(stores.len()).of_ino(ROOT).index()];

@@ -1,7 +1,7 @@
 //! The metadata stores of a volume, and the allocator of its blocks.
 //!
-//! A store keeps rows: inodes, directory entries, extents, attributes, bitmaps. It knows which rows belong to one change and must be
-//! durable together. It does not know what a path, an open file or a page in the cache is: those are of the filesystem above.
+//! A store keeps rows: inodes, directory entries, extents, attributes, bitmaps. It makes the rows of a batch durable together.
+//! It knows no path, open file or cached page: those belong to the filesystem above.
 #![forbid(unsafe_code)]
 
 pub mod alloc;

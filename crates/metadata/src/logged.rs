@@ -1,13 +1,13 @@
 //! Logged pages: pages of files whose newest synced contents are in the journal and not yet in their blocks.
 //!
-//! A sync that has to commit anyway puts the contents of a few pages into the batch, so that it needs one durable write in place
+//! A sync that has to commit anyway puts the contents of a few pages into the batch, so that it needs one durable write instead
 //! of two. The row of the page in the store, its *image*, names the block. From then on the image is *live*, until
 //!
 //! - the page's contents are in the block: the checkpointer *settles* the image (`settle`), or the cache writes newer contents; or
 //! - the block no longer belongs to the file.
 //!
-//! The batch after that removes the image's row. A recovery writes each live image into its block. docs/internals/logged-pages.md
-//! has the rules and what each of them prevents.
+//! The next batch then removes the image's row. A mount makes the images in the store live again, if their blocks belong to files.
+//! docs/internals/logged-pages.md has the rules and what each of them prevents.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,8 +22,8 @@ use jericho_volume::Blocks;
 /// A live image.
 struct Live {
     image: Image,
-    /// The cache writes newer contents into the block. Only the cache may write there then: an image that arrived later would
-    /// undo its write.
+    /// The cache writes newer contents into the block. No thread may then settle the image: its write could arrive after the cache's and
+    /// undo it.
     is_superseded: bool,
 }
 
@@ -43,7 +43,7 @@ struct State {
     changed: BTreeMap<Block, Row>,
     /// Files whose images wait for a batch with the files' extents and checksums. Empty on volumes without checksums.
     held: BTreeSet<Ino>,
-    /// Blocks whose rows are removed by a batch that is sealed and not durable.
+    /// Blocks whose rows a sealed batch removes that is not durable yet.
     removed: BTreeSet<Block>,
     /// Blocks whose images are in a batch that is sealed and not durable.
     sealed: BTreeSet<Block>,
@@ -59,7 +59,7 @@ pub struct LoggedPages {
     live: AtomicUsize,
     /// Whether there is any state, so that volumes without images need no lock.
     is_busy: AtomicBool,
-    /// Number of live images from which on syncs log no more pages.
+    /// Maximum number of live images. With this many, syncs log no more pages.
     max: AtomicUsize,
     /// Whether an image is settled only when its batch is durable.
     waits_for_batch: AtomicBool,
@@ -75,7 +75,7 @@ impl State {
         self.settling.range(range(blocks)).next().is_some()
     }
 
-    /// Returns whether a recovery may find an image of one of the blocks that is not live any more.
+    /// Returns whether a recovery may find an image of one of the blocks that is no longer live.
     fn has_old(&self, blocks: Blocks) -> bool {
         let mut changed = self.changed.range(range(blocks));
         changed.any(|(_, row)| matches!(row, Row::Remove))
@@ -123,12 +123,12 @@ impl LoggedPages {
         !self.is_busy.load(Ordering::Acquire)
     }
 
-    /// Returns the number of live images, and of images that a thread settles at the moment.
+    /// Returns the number of live images plus that of blocks that are being settled.
     fn len(&self) -> usize {
         self.live.load(Ordering::Acquire)
     }
 
-    /// Returns whether no image is live, and no thread settles one at the moment.
+    /// Returns whether no image is live and none is being settled.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -142,22 +142,22 @@ impl LoggedPages {
         self.count(&state);
     }
 
-    /// Makes an image live that the store has, when the volume is opened.
+    /// Makes an image of the store live, when the volume is opened.
     pub fn load(&self, block: Block, image: Image) {
         let mut state = self.state.lock();
         state.put(block, image);
         self.count(&state);
     }
 
-    /// Has the next batch remove the image of a block that no file has, when the volume is opened. Without it a later recovery would
-    /// write the image over the contents of the block's next owner.
+    /// Has the next batch remove the image of a block that no file has, when the volume is opened. Otherwise a later recovery would
+    /// put the image in place of the contents of the block's next owner.
     pub fn drop_orphan(&self, block: Block) {
         let mut state = self.state.lock();
         state.changed.insert(block, Row::Remove);
         self.count(&state);
     }
 
-    /// Sets the number of live images from which on syncs log no more pages.
+    /// Sets the maximum number of live images. With this many, syncs log no more pages.
     pub fn set_max(&self, max: usize) {
         self.max.store(max, Ordering::Relaxed);
     }
@@ -179,8 +179,8 @@ impl LoggedPages {
         len > 0 && len >= self.max.load(Ordering::Relaxed) / 2
     }
 
-    /// Prepares blocks for a write by the cache, or for new images: waits until no thread settles one of them, and lets none begin.
-    /// `wrote` or `put` follows. If the write fails instead, the page stays dirty, and one of them follows later.
+    /// Prepares blocks for a write by the cache, or for new images: waits until no thread settles one of them, and lets no thread begin.
+    /// A call of `wrote` or `put` must follow. After a failed write the page stays dirty, and that call follows later.
     pub fn claim(&self, blocks: Blocks) {
         if self.is_idle() {
             return;
@@ -193,9 +193,9 @@ impl LoggedPages {
         }
     }
 
-    /// Removes the images of blocks that have newer contents now. Returns whether a recovery could write older images over these
+    /// Removes the images of blocks that have newer contents now. Returns whether a recovery could put older images in place of these
     /// contents, until the next batch is durable. The caller has recorded the write (`took_data`), so the batch that removes the
-    /// images is durable after the contents.
+    /// images becomes durable after the contents.
     pub fn wrote(&self, blocks: Blocks) -> bool {
         if self.is_idle() {
             return false;
@@ -206,8 +206,8 @@ impl LoggedPages {
         state.has_old(blocks)
     }
 
-    /// Removes the images of blocks that are about to be free for other files: the removal is in the same batch as the extent of the next
-    /// owner, or in an earlier one. Waits until no thread writes into one of the blocks.
+    /// Removes the images of blocks that are about to be free for other files. So the removal is in the same batch as the extent of the next
+    /// owner, or in an earlier one. Waits until no thread settles one of the blocks.
     pub fn release(&self, blocks: Blocks) {
         if self.is_idle() {
             return;
@@ -219,7 +219,7 @@ impl LoggedPages {
             .wait_while(&mut state, |state| state.is_settling(blocks));
     }
 
-    /// Returns the live images among blocks of a slice, in order: the block within the slice, and its image.
+    /// Returns the live images of these blocks, in order: each block within the slice, and its image.
     pub fn images(&self, blocks: Blocks) -> Vec<(u64, Image)> {
         if self.is_empty() {
             return Vec::new();
@@ -297,7 +297,7 @@ impl LoggedPages {
         changed.into_iter().map(change)
     }
 
-    /// Records that all batches are durable that were sealed so far.
+    /// Records that all batches that were sealed so far are durable.
     pub fn changes_durable(&self) {
         if self.is_idle() {
             return;
@@ -309,7 +309,7 @@ impl LoggedPages {
     }
 
     /// Takes at most `count` neighbouring images from block `from` on, for the calling thread to write into their blocks. Until the
-    /// guard is dropped, no other thread writes there. Returns `None` when no image is left that may be settled.
+    /// guard is dropped, no other thread writes there. Returns `None` if no image from `from` on may be settled.
     pub fn begin_settling(&self, from: Block, count: usize) -> Option<Settlement<'_>> {
         let mut state = self.state.lock();
         let mut images: Vec<(Block, Image)> = Vec::new();

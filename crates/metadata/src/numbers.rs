@@ -63,14 +63,14 @@ impl Numbers {
         Ok(Numbers { counters })
     }
 
-    /// Returns a new number of a slice, and the mark that the current batch must have with it. The caller holds the gate from
-    /// before this call until it has pushed the mark. So the batch with the mark is not sealed before, and no later number of the
-    /// slice is in an earlier batch.
+    /// Returns a new number of a slice, and the mark that must be in the current batch, if there is a new one. The caller holds the gate
+    /// from before this call until it has pushed the mark. So the current batch is not sealed without the mark, and no later number
+    /// of the slice is in an earlier batch.
     pub fn take(&self, slice: SliceId) -> Result<(Ino, Option<Change>)> {
         let counter = self.counters.get(usize::from(slice)).ok_or(ENOSPC)?;
         let value = counter.next.fetch_add(1, Ordering::Relaxed);
         if value >= END {
-            // Undone, so that the counter cannot wrap.
+            // Undoes the increment, so that the counter cannot wrap.
             counter.next.fetch_sub(1, Ordering::Relaxed);
             return Err(ENOSPC);
         }
@@ -93,7 +93,7 @@ pub fn slice_of_ino(ino: Ino) -> Option<SliceId> {
 /// The number of inodes of a shard, now and in its store.
 pub struct InodeCount {
     now: AtomicU64,
-    /// As of the last batch that was sealed. Only the thread that seals changes it.
+    /// The number in the last sealed batch. Only the thread that seals changes it.
     sealed: AtomicU64,
 }
 
@@ -110,7 +110,7 @@ impl InodeCount {
         })
     }
 
-    /// Returns the number of inodes, with those that no batch has yet.
+    /// Returns the number of inodes, including those that no batch has yet.
     pub fn now(&self) -> u64 {
         self.now.load(Ordering::Relaxed)
     }

@@ -44,7 +44,7 @@ impl ShardMap {
         (0..self.count).map(ShardId).collect()
     }
 
-    /// Returns the shard of a slice. A slice that does not exist counts as of the last shard.
+    /// Returns the shard of a slice, or the last shard if the slice does not exist.
     pub fn of_slice(self, slice: SliceId) -> ShardId {
         ShardId(slice.min(self.count - 1))
     }

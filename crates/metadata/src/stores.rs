@@ -1,4 +1,4 @@
-//! Opens the metadata store and the allocator of a volume.
+//! Opens the metadata stores and the allocator of a volume.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub fn open(volume: &Volume, cache_bytes: usize) -> Result<(Vec<StoreRef>, Arc<A
     };
     let (stores, recovered) = recover(volume, cache_bytes, damage)?;
     for damage in recovered.iter().flatten().filter_map(|r| r.damage.as_ref()) {
-        tracing::warn!("{damage}; the volume shows its state before that");
+        tracing::warn!("{damage}; the volume shows its state before the damage");
     }
     let allocator = Allocator::of_volume(&stores, volume)?;
     if !volume.read_only() {
@@ -39,7 +39,7 @@ pub fn open(volume: &Volume, cache_bytes: usize) -> Result<(Vec<StoreRef>, Arc<A
     Ok((stores, allocator))
 }
 
-/// Does something for each store, at the same time. Returns the results in the order of the stores, or the first error.
+/// Runs `act` for all stores at the same time. Returns the results in the order of the stores, or the first error.
 fn for_each_store<I: Send, T: Send>(
     items: impl IntoIterator<Item = I>,
     act: impl Fn(usize, I) -> Result<T> + Sync,
@@ -52,17 +52,17 @@ fn for_each_store<I: Send, T: Send>(
             Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),
         };
-        // Joins all, so that a panic of one does not hide in the error of another.
+        // Joins all threads, so that the error of one does not hide the panic of another.
         let results: Vec<Result<T>> = threads.into_iter().map(join).collect();
         results.into_iter().collect()
     })
 }
 
-/// Opens the stores and reads their journals. Puts the batches that count into memory: a batch that requires others, only if these are
-/// there. Writes nothing to the journals. Nothing is recovered of a store whose device is missing.
+/// Opens the stores and reads their journals. Puts the batches that count into memory: a batch that requires others counts only if
+/// these are there. Writes nothing to the journals. Recovers nothing of a store whose device is missing.
 ///
-/// A store whose last batch requires one of a missing store shows the batch and takes no changes, because nobody knows whether the other
-/// store has its part.
+/// If the last batch of a store requires one of a missing store, the store shows its batch and takes no changes: it is unknown whether
+/// the missing store has the required batch.
 fn recover(
     volume: &Volume,
     cache_bytes: usize,
@@ -82,7 +82,7 @@ fn recover(
         Ok((opened, Some(recovered)))
     })?;
     let (stores, mut recovered): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
-    // Before the first is dropped.
+    // Judges all batches before it drops the first one.
     let mut verdicts = Vec::new();
     for recovered_of in recovered.iter().flatten() {
         verdicts.push(match judge(&stores, &recovered, recovered_of)? {
@@ -96,7 +96,7 @@ fn recover(
         store.decide(recovered, !matches!(verdict, Verdict::Drop))?;
         if let Verdict::Unknown(error) = verdict {
             tracing::error!(
-                "{error}: a slice that depends on it takes no changes until it is back"
+                "{error}; a slice whose last operation depends on this takes no changes"
             );
             store.fail(error);
         }
@@ -108,11 +108,11 @@ fn recover(
 enum Verdict {
     Keep,
     Drop,
-    /// It requires a batch of a store that cannot be read.
+    /// It is unknown whether a batch that the last one requires is there.
     Unknown(Error),
 }
 
-/// Decides about the last batch of a journal: it counts if all batches are there that it requires.
+/// Decides about the last batch of a journal: it counts if all batches that it requires are there.
 fn judge(stores: &[StoreRef], all: &[Option<Recovered>], recovered: &Recovered) -> Result<Verdict> {
     let mut verdict = Verdict::Keep;
     for required in recovered.requires() {
@@ -139,7 +139,7 @@ fn judge(stores: &[StoreRef], all: &[Option<Recovered>], recovered: &Recovered) 
     Ok(verdict)
 }
 
-/// Makes the recovered batches durable in the stores, and empties the journals. Leaves a store alone that takes no changes.
+/// Makes the recovered batches durable in the stores, and empties the journals. Skips stores that take no changes.
 fn finish(stores: &[StoreRef], recovered: Vec<Option<Recovered>>) -> Result<()> {
     let finish = |at: usize, recovered: Option<Recovered>| match recovered {
         Some(recovered) if stores[at].check().is_ok() => stores[at].finish_recovery(recovered),
@@ -148,8 +148,8 @@ fn finish(stores: &[StoreRef], recovered: Vec<Option<Recovered>>) -> Result<()> 
     for_each_store(recovered, finish).map(drop)
 }
 
-/// Makes the images of a shard live whose blocks belong to files. The first batch removes the others: their files were removed just
-/// before the end of the last mount, or never durable.
+/// Makes each image of a shard live if its block belongs to a file. The first batch removes the other images: their files were removed
+/// just before the end of the last mount, or never durable.
 fn load_images(
     store: &Store,
     allocator: &Allocator,
@@ -218,9 +218,9 @@ pub fn create_added(
     Ok(())
 }
 
-/// Opens the stores without an allocator, for callers that cannot trust the bitmaps. The metadata region then grows only into its
-/// spare chunks. Gives up the part of a journal after damage, and returns descriptions of the damage. With `repair` the
-/// stores take commits, and a journal that cannot be read is made again.
+/// Opens the stores without an allocator, for callers that cannot trust the bitmaps. A metadata region then grows only into its
+/// spare chunks. Gives up the part of a journal after damage, and returns descriptions of the damage. With `repair` makes the
+/// stores take commits, and creates a new journal in place of one that cannot be read.
 pub fn open_stores_only(
     volume: &Volume,
     cache_bytes: usize,
@@ -264,8 +264,8 @@ fn journal_of(volume: &Volume, store: usize) -> JournalPlace {
     }
 }
 
-/// Returns the metadata regions of the stores, for a check of their bytes, over views of the devices. `view` makes the views for a region,
-/// and something that comes with them.
+/// Returns the metadata regions of the stores over views of the devices, for a check of their bytes. `view` makes the views for a
+/// region, and a value that is returned with the region.
 pub fn regions<T>(
     volume: &Volume,
     view: impl Fn(&[Arc<dyn Device>]) -> (Vec<Arc<dyn Device>>, T),
@@ -288,7 +288,7 @@ pub fn journals(volume: &Volume) -> impl Iterator<Item = JournalPlace> {
 /// Opens a store without its journal.
 fn open_redb(volume: &Volume, cache_bytes: usize, store: usize) -> Result<StoreRef> {
     let region = if volume.read_only() {
-        // redb writes when it is opened, and more so after a crash. The overlay keeps these writes in memory.
+        // redb writes when it is opened, most after a crash. The overlay keeps these writes in memory.
         let over = |device: &Arc<dyn Device>| DeviceOverlay::over(device.clone());
         let views: Vec<_> = volume.devices().iter().map(over).collect();
         let superblocks = volume.superblocks().over(views.clone());

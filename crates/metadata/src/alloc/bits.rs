@@ -5,7 +5,7 @@ pub(super) struct Bits {
     words: Box<[u64]>,
     /// Start of the next search (next fit): the block after the last one handed out.
     next: usize,
-    /// Blocks that were freed and not lent since, even if they were allocated again. `None` if there are none.
+    /// Blocks that were freed and not lent since, also those that were allocated again. `None` if there are none.
     freed: Option<Box<[u64]>>,
     /// The container is queued to be searched for freed blocks.
     pub(super) is_queued: bool,
@@ -65,7 +65,7 @@ impl Bits {
         changed
     }
 
-    /// Records that blocks were freed. Returns whether the caller must now queue the container; false if it is queued already.
+    /// Records that blocks were freed. Returns whether the caller must queue the container: false if it is queued already.
     pub(super) fn note_freed(&mut self, first: usize, count: usize) -> bool {
         let words = self.words.len();
         let freed = self.freed.get_or_insert_with(|| vec![0; words].into());

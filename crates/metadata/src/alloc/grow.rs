@@ -5,13 +5,13 @@ use std::sync::atomic::Ordering;
 use super::{Allocator, Container, Space, SpaceOptions, container_lengths};
 
 impl Allocator {
-    /// Makes the slices as large as `slices` says. The superblock names the new blocks durably. Does nothing for a slice that has so
+    /// Makes the slices as large as `slices` says. The superblock names the new blocks durably. Skips a slice that has that
     /// many blocks already. Ignores `chunks`: new chunks are taken from this allocator. Returns the number of new blocks.
     pub fn grow(&self, slices: Vec<SpaceOptions>) -> u64 {
         let _alone = self.growing.lock();
         let grown = self.slices.iter().zip(slices);
         let added = grown.map(|(space, new)| self.grow_slice(space, new)).sum();
-        // Comes last: only blocks that can be found may be reserved.
+        // Last: only blocks that an allocation finds may be reserved.
         self.available.fetch_add(added, Ordering::AcqRel);
         added
     }
@@ -32,8 +32,8 @@ impl Allocator {
     }
 
     /// Sets the capacity and counts the new blocks, then frees those of the last container, which may be shorter than the others.
-    /// While its bits are locked, no thread loads them with the old capacity. Space that is reserved in other slices lets a thread
-    /// allocate a new block as soon as it is free, so it must be counted by then.
+    /// While its bits are locked, no thread loads them with the old capacity. A thread that has reserved space anywhere can
+    /// allocate a new block as soon as the block is free, so the count must include it by then.
     fn lengthen_last(&self, space: &Space, old: u64, new: u64) {
         let count = || {
             space.capacity.store(new, Ordering::Release);

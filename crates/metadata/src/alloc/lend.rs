@@ -1,7 +1,7 @@
 //! Free blocks that are lent out to be discarded.
 //!
-//! Lent blocks have their bits set and do not count in `available`. They are therefore not allocated, and the clear blocks
-//! suffice for every reservation. They still count as free, because no file has them. A caller that would otherwise fail with
+//! Lent blocks have their bits set and do not count in `available`. So they are not allocated, and the clear blocks
+//! suffice for every reservation. Lent blocks still count as free, because no file has them. A caller that would otherwise fail with
 //! ENOSPC calls `recall` and tries once more.
 //!
 //! The allocator records for each container, in memory only, which blocks were freed since their last discard.
@@ -81,7 +81,7 @@ impl Allocator {
         Some((slice, index))
     }
 
-    /// Makes `lend` return nothing instead of waiting for the end of a `Recall`, which may last while a move copies some pieces.
+    /// Makes `lend` return nothing instead of waiting for the end of a `Recall`. A move may hold one while it copies some pieces.
     pub fn lend_at_once(&self) {
         self.loans.state.lock().at_once = true;
         self.loans.changed.notify_all();
@@ -147,8 +147,8 @@ impl Allocator {
     /// Does the same as `recall`, but first lets a thread that waits in `lend` have its turn. For a caller that recalls
     /// repeatedly.
     ///
-    /// While a lender waits, this function makes no further recall. So the recalls that it has made all end, and the lender has
-    /// its turn, even if callers overlap. If recalls exist and `recall` made all of them, this function does not wait for the
+    /// While a lender waits, this function makes no further recall. So its earlier recalls all end, and the lender has
+    /// its turn, even if callers overlap. If `recall` made all present recalls, this function does not wait for the
     /// lender: the lender cannot lend before they end.
     pub fn recall_in_turn(&self) -> Recall<'_> {
         let mut state = self.loans.state.lock();

@@ -24,7 +24,7 @@ pub(super) struct Loans {
 pub(super) struct LoanState {
     pub(super) lent: usize,
     pub(super) recalls: usize,
-    /// How many of `recalls` were made by `recall_in_turn`.
+    /// Number of recalls that `recall_in_turn` made.
     pub(super) in_turn: usize,
     /// Threads in `recall_in_turn` that let a lender go first.
     pub(super) yielding: usize,

@@ -1,5 +1,5 @@
-//! What the allocator does for the metadata stores: before a batch is committed, it loads the containers that the batch frees blocks
-//! of. Before a checkpoint, it takes chunks from the slices for the metadata region.
+//! What the allocator does for the metadata stores. Before a commit it loads the containers whose blocks the batch frees. For
+//! checkpoints it takes chunks from the slices for the metadata region.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -17,7 +17,7 @@ use crate::types::SliceId;
 
 /// Spare chunks that are kept in stock as long as there is space, beyond what a store asks for.
 const STOCK_CHUNKS: u64 = 4;
-/// The part of the space that the stock may take if that is more.
+/// Divisor of the capacity: the stock has at least one in this many blocks.
 const STOCK_PART: u64 = 256;
 
 /// Returns whether a new chunk has its space on the host. A write to a chunk without space could fail when the host
@@ -30,7 +30,7 @@ fn provision(region: &Region, entry: &ChunkEntry) -> bool {
     provisioned.is_ok()
 }
 
-/// A store's hold on the allocator. Weak, as the allocator holds the store.
+/// A store's reference to the allocator. Weak, because the allocator holds the store.
 pub(super) struct Before {
     allocator: Weak<Allocator>,
     /// The only slice whose blocks the store's region may get, if each slice has its own store.
@@ -67,9 +67,8 @@ impl Supply for Before {
 }
 
 impl Allocator {
-    /// Creates the allocator from the capacities of the slices and the use that the stores' bitmaps record. `stores` holds the store of each
-    /// shard. `chunk_blocks` is
-    /// the number of blocks in a chunk of the metadata region; without chunks its value does not matter.
+    /// Creates the allocator from the capacities of the slices and the stores' counts of used blocks. `stores` holds the store of each
+    /// shard. `chunk_blocks` is the number of blocks in a chunk of a metadata region; without chunks its value does not matter.
     pub fn new(
         stores: Vec<StoreRef>,
         slices: Vec<SpaceOptions>,
@@ -120,7 +119,7 @@ impl Allocator {
         if missing == 0 {
             return Ok(());
         }
-        // Whole parts: fewer chunks would be without use.
+        // redb's file grows by whole parts, so further chunks would have no use.
         let chunks = missing.div_ceil(region.chunk_blocks()) + region.chunks() as u64;
         let chunks = chunks.next_multiple_of(PART_CHUNKS) - region.chunks() as u64;
         let missing = chunks.min(region.free_entries() as u64);
@@ -149,7 +148,7 @@ impl Allocator {
             return Ok(());
         }
         if let Err(error) = region.add_spares(&entries) {
-            // Whether they are recorded is unknown now: they stay taken until the next mount.
+            // It is unknown whether the superblock has the chunks, so they stay taken until the next mount.
             return Err(error.into());
         }
         Ok(())
@@ -166,8 +165,8 @@ impl Allocator {
         self.available.fetch_add(freed, Ordering::AcqRel);
     }
 
-    /// Takes one contiguous chunk, from the slice `only` or the one with most free space, and as far from its data as can be. Returns
-    /// `None` if there is no such range that is not promised.
+    /// Takes one contiguous chunk from the slice `only`, or from the one with most free space, near the slice's end, away from its data.
+    /// Returns `None` if there is no such range that is not reserved.
     fn take_chunk(&self, only: Option<SliceId>, blocks: u64) -> Result<Option<ChunkEntry>> {
         if self.reserve(blocks).is_err() {
             return Ok(None);
