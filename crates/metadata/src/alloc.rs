@@ -86,7 +86,7 @@ impl Space {
     }
 }
 
-/// Returns the lengths of containers `range` of a slice of `capacity` blocks.
+/// Returns the lengths of these containers of a slice of `capacity` blocks.
 fn container_lengths(
     capacity: u64,
     container_blocks: u64,

@@ -1,8 +1,8 @@
 //! The metadata store: tables of rows, changed by batches.
 //!
 //! A commit writes a batch to the journal and puts its rows into memory (`memtable`). A checkpoint (`checkpoint`) later writes the
-//! rows in memory to redb, in the volume's metadata region, in one transaction. After a crash, all of a batch is there or none
-//! of it. Reads see the last committed batch only. Newer changes are in the overlay of the namespace.
+//! rows in memory to redb, in the store's metadata region. After a crash, all of a batch is there or none
+//! of it. Reads see committed batches only. Newer changes are in the overlay of the namespace.
 
 pub mod batch;
 mod checkpoint;
@@ -49,7 +49,7 @@ use crate::types::{Ino, Kind, SliceId};
 pub struct StoreOptions {
     /// Memory of the store, in bytes: half of it for cached pages of redb, the rest for rows and for what a checkpoint writes.
     pub cache_bytes: usize,
-    /// Blocks of a container (a multiple of 64), of the volume's superblock.
+    /// Blocks of a container (a multiple of 64), as in the volume's superblock.
     pub container_blocks: u32,
 }
 
@@ -64,7 +64,7 @@ impl Default for StoreOptions {
 
 /// redb's side of the store. A thread that writes to redb holds it.
 struct Writer {
-    /// `None` while it is being opened again, and after the store was closed.
+    /// `None` while redb is being opened again, and after the store was closed.
     db: Option<Database>,
 }
 
@@ -96,7 +96,7 @@ pub struct Store {
     log: Mutex<Log>,
     /// The bytes of the journal; 0 if there is none.
     journal_bytes: AtomicUsize,
-    /// Held over a transaction of redb. If the transaction finds no room, redb fails all reads until it is opened again.
+    /// Held during a transaction of redb. If the transaction finds no room, redb fails all reads until it is opened again.
     in_transaction: Mutex<()>,
     /// Only a holder of `log` adds rows.
     view: ArcSwap<View>,
@@ -138,8 +138,8 @@ impl Store {
         self.absent.is_some()
     }
 
-    /// Opens the store of a volume, repairing it when the last writer died. With `writable` false
-    /// batches are refused (EROFS); the repair is still written, so give a region over an overlay.
+    /// Opens the store of a volume, and repairs redb's file if the last writer died. Without `writable` the store refuses batches
+    /// (EROFS), but redb still writes its repair: then pass a region over an overlay.
     pub fn open(region: Arc<Region>, options: StoreOptions, writable: bool) -> Result<Store> {
         Store::over(
             region::Backend(region.clone()),
@@ -195,7 +195,7 @@ impl Store {
         self.region.as_ref()
     }
 
-    /// Sets what supplies the store; the allocator sets itself.
+    /// Sets the supply of the store. The allocator sets itself.
     pub fn set_supply(&self, supply: Arc<dyn Supply>) {
         *self.supply.lock() = Some(supply);
     }
@@ -215,7 +215,7 @@ impl Store {
         self.failed.lock().clone().map_or(Ok(()), Err)
     }
 
-    /// Ends all changes. Returns the first error that did.
+    /// Ends all changes. Returns the first error that ended them.
     pub fn fail(&self, error: Error) -> Error {
         tracing::error!("metadata store: {error}; no more changes are accepted");
         self.failed.lock().get_or_insert(error).clone()
@@ -228,10 +228,10 @@ impl Store {
         }
     }
 
-    /// Makes a checkpoint and closes the store. redb then writes what it needs for a quick opening. Without this call it would
-    /// write when the last reference to the store is dropped, perhaps after another program has opened the volume. Later batches
-    /// are refused. Fails with the first error of a device since the store was opened, if there was one. Fails with the first damage
-    /// that was found: the journal then keeps its batches, because redb's pages are not fit for more.
+    /// Makes a checkpoint and closes the store. redb then writes what it needs for a quick opening. Without this call redb would
+    /// write when the last reference to the store is dropped, perhaps after another program has opened the volume. The store refuses
+    /// later batches. Fails with the first error of a device since the store was opened, or with the first damage that was found. After
+    /// damage the journal keeps its batches, because a checkpoint must not build on damaged pages.
     pub fn close(&self) -> Result<()> {
         let damage = self.damage.get().filter(|_| self.writable);
         let written = damage.map_or_else(|| self.checkpoint(), |error| Err(error.clone()));
@@ -291,7 +291,7 @@ impl Store {
         })
     }
 
-    /// Runs a read. One that fails is tried again if redb was opened again meanwhile, after a transaction that found no room.
+    /// Runs a read. Repeats a failed read if redb was opened again meanwhile, after a transaction that found no room.
     fn read<T>(&self, read: impl Fn(&View) -> std::result::Result<T, ReadError>) -> Result<T> {
         if let Some(error) = &self.absent {
             return Err(error.clone());
@@ -335,8 +335,8 @@ impl Store {
         })
     }
 
-    /// Returns entries of a directory in order of (hash, name), from hash `from` on. Returns at most `limit`, or more if the last
-    /// ones have the same hash: never ends between two entries of one hash.
+    /// Returns entries of a directory in order of (hash, name), from hash `from` on. Returns at most `limit`, but never ends between two
+    /// entries of one hash.
     pub fn entries(&self, dir: Ino, from: u64, limit: usize) -> Result<Vec<Entry>> {
         let first = record::pair_key(dir, from);
         let end = record::ino_key(dir + 1);
@@ -392,7 +392,7 @@ impl Store {
         })
     }
 
-    /// Returns the inodes that were open without a name when the volume was last written.
+    /// Returns the inodes that were open without a name at the last commit.
     pub fn orphans(&self) -> Result<Vec<Ino>> {
         self.read(|view| {
             let mut orphans = Vec::new();
@@ -455,7 +455,7 @@ impl Store {
         Ok(count)
     }
 
-    /// Returns the durable bitmap of a container, 64 blocks a word; `None` when no block of it is used.
+    /// Returns the durable bitmap of a container, 64 blocks a word, or `None` if no block of the container is used.
     pub fn bitmap(&self, slice: SliceId, container: u32) -> Result<Option<Box<[u64]>>> {
         let words = self.options.container_blocks as usize / 64;
         let key = tables::container_key(slice, container);

@@ -165,8 +165,8 @@ impl Allocator {
         self.available.fetch_add(freed, Ordering::AcqRel);
     }
 
-    /// Takes one contiguous chunk from the slice `only`, or from the one with most free space, near the slice's end, away from its data.
-    /// Returns `None` if there is no such range that is not reserved.
+    /// Takes one contiguous chunk, near the end of the slice `only`, or of any slice (those with the most free blocks first). Returns `None`
+    /// if there is no such range, or its space is reserved.
     fn take_chunk(&self, only: Option<SliceId>, blocks: u64) -> Result<Option<ChunkEntry>> {
         if self.reserve(blocks).is_err() {
             return Ok(None);

@@ -1,8 +1,7 @@
 //! From a batch of changes to rows, and from rows to a transaction of redb.
 //!
-//! Rows are put in order of table and key first: neighbours then share a leaf that is already
-//! copied and hot. Order matters only between changes of one key, where the last one wins, and
-//! between `Use` and `Free` of one block, which are kept in order.
+//! Rows are sorted by table and key, so that neighbours share a leaf that redb has already copied. The original order matters only
+//! between changes of one key, where the last one wins, and between `Use` and `Free` of one block, which keep their order.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -34,8 +33,8 @@ pub(super) struct Operations {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bitmaps {
     pub container_blocks: u32,
-    /// The batch is applied again, perhaps over bitmaps that a checkpoint has written already. Then blocks may have the state that the
-    /// batch gives them.
+    /// The batch is applied again, perhaps over bitmaps that a checkpoint has written already. So blocks may already have the state that
+    /// the batch gives them.
     pub is_replay: bool,
 }
 /// A key of `SUMS`.
@@ -159,8 +158,7 @@ pub(super) fn create_tables(db: &Database) -> std::result::Result<(), String> {
     txn.commit().map_err(|e| e.to_string())
 }
 
-/// Makes a transaction durable. Has it save redb's allocator state, so that opening the store after a crash need not walk all of
-/// it.
+/// Makes a transaction durable, with redb's allocator state, so that opening the store after a crash need not read all of the store.
 fn set_durable(
     txn: &mut redb::WriteTransaction,
 ) -> std::result::Result<(), redb::SetDurabilityError> {
@@ -168,13 +166,13 @@ fn set_durable(
     txn.set_durability(Durability::Immediate)
 }
 
-/// Writes rows, which are in order and have different keys, in one durable transaction. Returns the bytes of the values that were
+/// Writes rows in one durable transaction. They are in order and have different keys. Returns the bytes of the values that were
 /// removed or replaced.
 pub(super) fn apply(db: &Database, rows: &[RowRef<'_>]) -> std::result::Result<u64, String> {
     let mut freed_bytes = 0;
     let mut txn = db.begin_write().map_err(|e| e.to_string())?;
     set_durable(&mut txn).map_err(|e| e.to_string())?;
-    // A transaction that is dropped is aborted, so every early return leaves nothing.
+    // Dropping a transaction aborts it, so an early return changes nothing.
     for rows in rows.chunk_by(|a, b| a.table == b.table) {
         let mut table = txn
             .open_table(tables::ALL[rows[0].table as usize])

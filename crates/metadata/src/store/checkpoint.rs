@@ -5,9 +5,9 @@
 //! position of the older one. Recovery applies all batches after that position. Each row of a piece comes from one of these batches,
 //! so the result does not depend on which pieces are in redb. Until the last piece, readers find all rows of the checkpoint in memory.
 //!
-//! Removals come first, because they free pages that the others may need. redb frees the pages of a transaction with the next but
-//! one, if no reader has an older state. So readers get redb's newest state after each piece. If a piece finds no room, an empty
-//! transaction frees what can be freed, and then the pieces get smaller.
+//! If there are several pieces, removals come first, because they free pages that the other rows may need. Pages that a transaction
+//! frees can be used after the next transaction, if no reader has an older state. So readers get redb's newest state after each piece. If
+//! a piece finds no room, an empty transaction frees these pages, and then the pieces get smaller.
 
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ impl Store {
         self.write_checkpoint()
     }
 
-    /// Does the same, also without rows in memory: after a crash, `finish_recovery` must record the position.
+    /// Does the same as `checkpoint`, also without rows in memory: after a crash, `finish_recovery` must record the position.
     pub(super) fn write_checkpoint(&self) -> Result<()> {
         let mut writer = self.writer.lock();
         self.check()?;
@@ -59,7 +59,7 @@ impl Store {
             let log = self.log.lock();
             let view = self.view.load();
             let rows = view.in_memory();
-            // Later commits put their rows over these. A reader finds them until redb has them.
+            // Later commits put their rows over the frozen ones. Readers find the frozen ones here until redb has them.
             self.view.store(Arc::new(View {
                 active: Memtable::default(),
                 frozen: rows.clone(),
@@ -71,7 +71,7 @@ impl Store {
         let written = self.write_pieces(&mut writer, &rows, position);
         self.wrote(&rows, free);
         written?;
-        // Locked over both: a batch that finds no rows in memory finds the journal empty.
+        // Holds the log for both changes, so that a batch that finds no rows in memory finds the journal empty.
         let mut log = self.log.lock();
         self.view.rcu(|view| View {
             active: view.active.clone(),
@@ -159,7 +159,7 @@ impl Store {
         Ok(())
     }
 
-    /// Returns redb's tables. If this fails, rows are durable and readers cannot see them. So all changes end.
+    /// Returns redb's tables. Ends all changes on a failure, because durable rows are then invisible to readers.
     fn snapshot(&self, writer: &Writer) -> Result<Snapshot> {
         let Some(db) = writer.db.as_ref() else {
             return Err(Error::Store("the store is closed".into()));
@@ -167,8 +167,8 @@ impl Store {
         guarded_over(self.region.as_deref(), || Snapshot::take(db)).map_err(|e| self.fail(e))
     }
 
-    /// Looks for room after a transaction of `rows` rows that found none. Returns false when nothing is left to do. The region grows
-    /// late, because it never gets smaller.
+    /// Looks for room after a transaction of `rows` rows that found none. Returns false if there is nothing left to try. Lets the region
+    /// grow late, because it never gets smaller.
     fn find_room(&self, writer: &mut Writer, effort: &mut Effort, rows: usize) -> Result<bool> {
         if !std::mem::replace(&mut effort.has_freed, true) && self.free_old_pages(writer)? {
             return Ok(true);
@@ -176,7 +176,7 @@ impl Store {
         if self.room.smaller_pieces(rows, PIECE_ROWS_FEW) {
             return Ok(true);
         }
-        // Each time twice as much.
+        // Asks for twice as many pages each time.
         let spare = self.region.as_ref().map_or(0, |r| r.spare_pages());
         effort.pages = (effort.pages * 2).max(spare + 1);
         Ok(self.add_spares(effort.pages)? || self.room.smaller_pieces(rows, 1))
@@ -210,21 +210,21 @@ impl Store {
             }
             Err(text) => text,
         };
-        // After an error of a device it is unknown what is on it, so nothing is undone.
+        // After an error of a device its contents are unknown, so nothing is undone.
         let is_full = |region: &Region| region.last_error().is_none() && region.take_full();
         if !region.is_some_and(is_full) {
             return Err(self.fail(explain(region, text)));
         }
-        // redb remembers the failed write until it is opened again. It then begins with its last committed transaction.
+        // redb fails until it is opened again. It then begins with its last committed transaction.
         self.reopen(writer).map_err(|error| self.fail(error))?;
         Ok(false)
     }
 }
 
-/// Records what a commit has tried to find room for a transaction.
+/// Records what was tried to find room for a transaction.
 #[derive(Default)]
 struct Effort {
-    /// Pages asked of the slices.
+    /// Spare pages asked for.
     pages: u64,
     has_freed: bool,
 }

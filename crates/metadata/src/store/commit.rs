@@ -1,4 +1,4 @@
-//! Commits: a batch goes to the journal, and then its rows into memory (`prepared`). The limits of that memory.
+//! Commits (`prepared` has their steps), and the limits of the memory for rows.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,12 +14,12 @@ use crate::error::{Error, Result};
 
 /// A checkpoint should begin when this many rows are in memory.
 const ROWS_TARGET: usize = 32_768;
-/// With this many rows in memory, the next commit is a checkpoint.
+/// Most rows in memory. A commit that would exceed this makes a checkpoint first.
 const ROWS_MAX: usize = 4 * ROWS_TARGET;
 /// The same limits for the bytes of the rows.
 const BYTES_TARGET: u64 = 8 << 20;
 const BYTES_MAX: u64 = 4 * BYTES_TARGET;
-/// Memory of the store for which these limits are made. With less, the limits are lower.
+/// Memory of the store for which these limits hold. With less memory, the limits are lower.
 const CACHE_BYTES: usize = 128 << 20;
 /// Largest number by which the limits are divided.
 const DIVISOR_MAX: usize = 64;
@@ -31,14 +31,14 @@ pub enum CheckpointNeed {
     None,
     /// Some rows are only in the journal.
     AtLast,
-    /// The journal is half full, or the memory for rows a quarter, or the room for what these rows need at most.
+    /// The journal is half full, the memory for rows a quarter, or the region may soon lack room.
     Now,
 }
 
 impl Store {
-    /// Applies a batch and makes it durable. On error nothing of the batch is there. After
-    /// `Errno(ENOSPC)` (the metadata region cannot grow) and `Damaged` (the batch contradicts the
-    /// bitmaps) the store goes on; any other error is sticky: further batches get it again.
+    /// Applies a batch and makes it durable. `Errno(ENOSPC)` (the metadata region cannot grow) and `Damaged` (the batch contradicts the
+    /// bitmaps) leave the store unchanged, and it goes on. Any other error ends all changes: further batches get it again, and
+    /// after a crash all of this batch is there or none.
     pub fn commit(&self, changes: &[Change]) -> Result<()> {
         if changes.is_empty() {
             return Ok(());
@@ -49,7 +49,7 @@ impl Store {
         Ok(())
     }
 
-    /// Puts and removes rows, durably like `commit`, for callers that have no `Change` for them, such as repairs.
+    /// Puts and removes rows durably, as `commit` does, for changes that no `Change` describes, such as repairs.
     pub fn commit_rows(&self, rows: Vec<Row>) -> Result<()> {
         if !self.writable {
             return Err(EROFS);
@@ -61,7 +61,7 @@ impl Store {
         Ok(())
     }
 
-    /// Returns whether the memory for rows takes a batch. Without rows it takes any batch that is not too large.
+    /// Returns whether the memory for rows takes a batch. Empty memory takes any batch.
     pub(super) fn memory_takes(&self, view: &View, added: &[Row]) -> bool {
         let divisor = self.memory_divisor();
         view.is_in_redb()
@@ -69,7 +69,7 @@ impl Store {
                 && view.bytes() + weight(added) <= BYTES_MAX / divisor as u64
     }
 
-    /// Returns the number of images that the journal and the memory for rows have room for beside other rows. 0 without a journal.
+    /// Returns the number of images for which the journal and the memory have room beside other rows. Returns 0 without a journal.
     pub fn images_max(&self) -> usize {
         let journal_bytes = self.journal_bytes.load(Ordering::Relaxed) as u64;
         let divisor = self.memory_divisor() as u64;
@@ -133,7 +133,7 @@ impl Store {
         let mut next = View::clone(&self.view.load());
         rows.into_iter().for_each(|row| next.active.put(row));
         if next.rows() > ROWS_MAX || next.bytes() > BYTES_MAX {
-            let what = "a batch of the journal has more rows than a writer keeps in the journal";
+            let what = "the batches of the journal have more rows than a writer keeps in memory";
             return Err(Error::Damaged(what.into()));
         }
         self.view.store(Arc::new(next));
@@ -141,7 +141,7 @@ impl Store {
     }
 }
 
-/// Returns whether the memory for rows never takes a batch of these.
+/// Returns whether a batch of these rows exceeds the memory for rows on its own.
 pub(super) fn is_too_large(rows: &[Row]) -> bool {
     rows.len() > ROWS_MAX || weight(rows) > BYTES_MAX
 }

@@ -7,15 +7,16 @@ use crate::error::{Error, Result};
 /// The journal, as far as commits may use it.
 #[derive(Default)]
 pub(super) enum Log {
-    /// There is none: the store is in memory, or open for reading only. Each commit is a checkpoint.
+    /// There is no journal: the store is in memory, or open for reading only. A commit goes to redb.
     #[default]
     Without,
-    /// The journal still has batches that are not in redb. Each commit is a checkpoint, and the first one frees the journal.
+    /// The journal still has batches that are not in redb. The next commit first writes these to redb, alone or with its own rows, and
+    /// frees the journal.
     Recovered {
         recovery: Box<Recovery>,
         is_damaged: bool,
     },
-    /// Commits append to it.
+    /// Commits append to the journal.
     Journal(Box<Journal>),
 }
 

@@ -11,7 +11,7 @@ use super::tables::{Row, Table};
 /// The value of a row, or `None` for a removed row.
 pub(super) type Value = Option<Arc<[u8]>>;
 
-/// Rows in the order of table and key. A clone shares the rows with its original and costs one count.
+/// Rows in the order of table and key. A clone shares the rows with its original and costs one reference count.
 #[derive(Clone, Default)]
 pub(super) struct Memtable {
     rows: OrdMap<Arc<[u8]>, Value>,
@@ -23,9 +23,9 @@ pub(super) struct Memtable {
 /// Counts of rows to put.
 #[derive(Clone, Copy, Default)]
 struct Puts {
-    /// Those whose neighbours may be anywhere in their table.
+    /// Rows that may go between any two rows of their table.
     scattered: u64,
-    /// Keys and values, and what redb adds to a row.
+    /// Bytes of the keys and values, and of what redb adds to a row.
     bytes: u64,
 }
 
@@ -50,8 +50,8 @@ fn whole_key(table: Table, key: &[u8]) -> Vec<u8> {
     whole
 }
 
-/// Returns whether a row may be put between any two rows of its table. New inodes have increasing numbers, and the rows of the other
-/// tables keep their lengths.
+/// Returns whether a row may go between any two rows of its table. In the other tables, new inodes have increasing numbers, and the other
+/// rows keep their lengths.
 fn is_scattered(key: &[u8]) -> bool {
     let table = key.first().and_then(|index| Table::of_index(*index));
     matches!(
@@ -60,8 +60,8 @@ fn is_scattered(key: &[u8]) -> bool {
     )
 }
 
-/// Returns how many pages rows need at most beside those that redb has. A scattered row may split a leaf that is full. Other leaves are
-/// at least half full, and a leaf for a long value has less than twice its bytes.
+/// Returns how many more pages redb needs at most for rows. A scattered row may split a leaf that is full. Other leaves are
+/// at least half full, and a leaf for a long value has less than twice the bytes of the value.
 pub(super) fn pages_max(scattered: u64, bytes: u64) -> u64 {
     let leaves = scattered + bytes.div_ceil(PAGE_BYTES / 2);
     // A branch has at least fourteen children.
@@ -88,7 +88,7 @@ impl Memtable {
         self.bytes
     }
 
-    /// Returns how many pages these rows need at most beside those that redb has.
+    /// Returns how many more pages redb needs at most for these rows.
     pub fn pages_max(&self) -> u64 {
         pages_max(self.puts.scattered, self.puts.bytes)
     }

@@ -22,14 +22,14 @@ mod item {
     pub const SUMS: u8 = 6;
 }
 
-/// Another store's batch, without which a batch does not count after a crash.
+/// A batch of another store. The batch that requires it does not count without it after a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Requirement {
     /// Index of the store.
     pub store: u16,
     /// Incarnation of the store's journal, or `IN_REDB`.
     pub incarnation: u64,
-    /// Number of the batch's first segment, or how many linked batches redb has with it.
+    /// Number of the batch's first segment, or the number of linked batches that redb has once it has this one.
     pub seq: u64,
 }
 
@@ -39,7 +39,7 @@ pub(super) const IN_REDB: u64 = 0;
 /// Number of bytes of a requirement in a payload.
 pub(super) const REQUIREMENT_BYTES: usize = 1 + 2 + 8 + 8;
 
-/// Adds what the batch requires of other stores to its payload.
+/// Adds requirements to the payload of a batch.
 pub(super) fn put_requires(out: &mut Vec<u8>, requires: &[Requirement]) {
     for requirement in requires {
         out.push(item::REQUIRE);

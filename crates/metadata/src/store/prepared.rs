@@ -56,7 +56,7 @@ enum Way<'a> {
     Nothing,
     /// This payload goes to the journal.
     Journal(Vec<u8>),
-    /// There is no journal, or the batch cannot be in it. The rows go to redb in one transaction, with all rows in memory.
+    /// There is no journal, or the batch cannot use it. The rows go to redb in one transaction, with all rows in memory.
     Redb(MutexGuard<'a, Writer>),
     /// The rows are in redb, but not in the view.
     InRedb(MutexGuard<'a, Writer>, Snapshot),
@@ -64,7 +64,7 @@ enum Way<'a> {
     Appended,
 }
 
-/// What `prepare` finds out about a batch while it holds the log.
+/// Where a batch fits, as `prepare` finds while it holds the log.
 enum Fit {
     Journal(Vec<u8>),
     /// After a checkpoint the batch may fit.
@@ -74,9 +74,9 @@ enum Fit {
 }
 
 impl Store {
-    /// Finds room for a batch: in the journal, and in the memory for rows. Makes a checkpoint for that if need be, in this thread, or
+    /// Finds room for a batch: in the journal, and in the memory for rows. If there is none, makes a checkpoint in this thread, or
     /// waits for the one that another thread makes. Fails with `Errno(ENOSPC)` if the metadata region has no room, with `Damaged` if
-    /// the batch contradicts the bitmaps, and with the first error that ended all changes. The store is unchanged then.
+    /// the batch contradicts the bitmaps, and with the first error that ended all changes. None of these changes the store.
     pub fn prepare(&self, changes: &[Change]) -> Result<Prepared<'_>> {
         if !self.writable {
             return Err(EROFS);
@@ -87,7 +87,7 @@ impl Store {
         self.prepare_operations(&batch::prepare(changes))
     }
 
-    /// Does the same for a batch of operations.
+    /// Does the same as `prepare` for a batch that is already in order.
     pub(super) fn prepare_operations(&self, operations: &Operations) -> Result<Prepared<'_>> {
         loop {
             let log = self.log.lock();
@@ -98,11 +98,11 @@ impl Store {
                     drop(log);
                     return self.prepare_for_redb(operations);
                 }
-                // The batches of the last mount go to redb first. Then the journal can be used.
+                // The batches of the last mount go to redb first. Then commits can use the journal.
                 Log::Recovered { .. } => {
                     drop(log);
                     match self.write_checkpoint() {
-                        // The batch may remove something.
+                        // The batch may have removals that make room.
                         Err(error) if is_full(&error) => {
                             return self.prepare_for_redb(operations);
                         }
@@ -157,7 +157,7 @@ impl Store {
         Fit::Journal(payload)
     }
 
-    /// Locks redb's side for a batch that goes there. The journal is not locked meanwhile.
+    /// Locks redb's side for a batch that goes there, and then the log. The caller does not hold the log.
     fn prepare_for_redb(&self, operations: &Operations) -> Result<Prepared<'_>> {
         let writer = self.writer.lock();
         let log = self.log.lock();
@@ -173,7 +173,7 @@ impl Store {
 }
 
 impl Prepared<'_> {
-    /// Returns what a batch of another store must require to become durable together with this one. `None`: this batch changes nothing.
+    /// Returns what a batch of another store must require to become durable together with this one, or `None` if this one changes nothing.
     pub fn as_requirement(&self, store: u16) -> Result<Option<Requirement>> {
         let (incarnation, seq) = match &self.way {
             Way::Journal(_) => match self.log.end() {
@@ -190,14 +190,14 @@ impl Prepared<'_> {
         }))
     }
 
-    /// Returns whether the batch goes to redb. It must be appended after all batches that require it, because they do not count
-    /// without it, but it counts alone.
+    /// Returns whether the batch goes to redb. Such a batch counts alone, and those that require it do not count without it. So the caller
+    /// must append it after them.
     pub fn is_for_redb(&self) -> bool {
         matches!(self.way, Way::Redb(_))
     }
 
-    /// Makes the batch durable. After a crash a batch in the journal counts only with the batches of other stores that it `requires`.
-    /// Readers do not see the batch yet. After `Errno(ENOSPC)` nothing has changed, and any other error ends all changes.
+    /// Makes the batch durable. After a crash a batch in the journal counts only with the batches of other stores in `requires`.
+    /// Readers do not see the batch yet. After `Errno(ENOSPC)` nothing has changed. Any other error ends all changes.
     pub fn append(&mut self, requires: &[Requirement]) -> Result<()> {
         let store = self.store;
         self.way = match std::mem::replace(&mut self.way, Way::Nothing) {
@@ -234,7 +234,7 @@ impl Prepared<'_> {
         }
     }
 
-    /// Shows the batch, which was appended, to readers.
+    /// Shows the appended batch to readers.
     pub fn publish(mut self) {
         let store = self.store;
         match std::mem::replace(&mut self.way, Way::Nothing) {
@@ -259,7 +259,7 @@ impl Prepared<'_> {
 }
 
 impl Drop for Prepared<'_> {
-    /// Ends all changes if the batch is durable and readers do not see it: later batches would be computed without it.
+    /// Ends all changes if the batch is durable and not published: later batches would be computed without it.
     fn drop(&mut self) {
         if matches!(self.way, Way::Appended | Way::InRedb(..)) {
             self.store.fail(Error::HalfDone);

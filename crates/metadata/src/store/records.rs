@@ -13,7 +13,7 @@ pub type Image = Arc<[u8]>;
 /// A block: slice, and block within it.
 pub type Block = (SliceId, u64);
 
-/// Everything durable about an inode but its extents, entries and attributes.
+/// All durable metadata of an inode but its extents, entries and attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InodeRecord {
     /// File type.
@@ -26,27 +26,27 @@ pub struct InodeRecord {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Special files.
+    /// Device number of special files.
     pub rdev: u32,
-    /// Differs between the mounts in which inodes are created.
+    /// Random number of the mount that created the inode.
     pub generation: u32,
-    /// Size in bytes that is backed by data on the device; directories: number of entries.
+    /// Files: size in bytes; the data before it becomes durable with the record, or earlier. Directories: number of entries.
     pub size: u64,
     /// Times in nanoseconds since the epoch (i64 seconds in range 1901-2446 at least).
     pub atime_ns: i128,
-    /// Contents changed.
+    /// Time of the last change of contents.
     pub mtime_ns: i128,
-    /// Inode changed.
+    /// Time of the last change of the inode.
     pub ctime_ns: i128,
-    /// Created.
+    /// Time of creation.
     pub btime_ns: i128,
     /// Home slice of the data (files) or of what is created below (directories, once decided).
     pub slice: Option<SliceId>,
     /// Directories: the placement that the user set here, for what is created from then on.
     pub placement: Option<SliceId>,
-    /// When threads are moved to the data (files), and what is created below inherits (directories).
+    /// When threads migrate to the data. New inodes inherit it from their directory.
     pub threads: ThreadsOfInode,
-    /// Directories: the parent; files: the directory they were created in (a hint for messages).
+    /// Directories: the parent; others: the directory in which they were created (a hint for messages).
     pub parent: Ino,
     /// Blocks of the extents.
     pub blocks: u64,
@@ -59,7 +59,7 @@ pub struct InodeRecord {
 pub struct Extent {
     /// First page of the file.
     pub page: u64,
-    /// Where; `blocks.count` is also the number of pages.
+    /// The blocks of the pages. `blocks.count` is also the number of pages.
     pub blocks: Blocks,
     /// Allocated but never written (fallocate): reads as zeros.
     pub unwritten: bool,
@@ -67,7 +67,7 @@ pub struct Extent {
     pub summed: bool,
 }
 
-/// One change of a batch. Applied in order; a later change of the same key wins.
+/// One change of a batch. Changes are applied in order; the last change of a key wins.
 #[derive(Clone, Debug)]
 pub enum Change {
     /// Creates or replaces an inode.
@@ -102,23 +102,23 @@ pub enum Change {
     DelExtent(Ino, u64),
     /// Adds or replaces an extended attribute.
     PutXattr(Ino, Box<[u8]>, Box<[u8]>),
-    /// Removes one.
+    /// Removes an extended attribute.
     DelXattr(Ino, Box<[u8]>),
     /// Marks blocks as used in the durable bitmap.
     Use(Blocks),
     /// Marks blocks as free in the durable bitmap.
     Free(Blocks),
-    /// The inode is open but has no name: remove it at the next mount.
+    /// Records that the inode is open without a name: the next mount removes it.
     PutOrphan(Ino),
-    /// No longer.
+    /// Removes this record.
     DelOrphan(Ino),
-    /// A number in the small table of named values (placement cursor, ...).
+    /// Sets a number in the small table of named values (placement cursor, ...).
     PutValue(&'static str, u64),
-    /// The mark of a slice's inode numbers: all numbers that were given out have a smaller counter.
+    /// Sets the mark of a slice's inode numbers: every number in the store has a smaller counter.
     PutInoMark(SliceId, u64),
-    /// Adds or replaces the image of a block: the contents that it has from this batch on (`logged`).
+    /// Adds or replaces the image of a block: the contents that the block has from this batch on (`logged`).
     PutLogged(Block, Image),
-    /// Removes the image of a block, if there is one: the block itself has newer contents, or no file has it.
+    /// Removes the image of a block, if there is one: the device has these contents or newer ones, or no file has the block.
     DelLogged(Block),
     /// Changes the checksums of a group of pages of a file, by a change as `jericho_format::sums` encodes it.
     Sums(Ino, u64, Box<[u8]>),
@@ -128,7 +128,7 @@ pub enum Change {
 pub(super) const WEIGHT_BYTES: usize = 256;
 
 impl Change {
-    /// Returns as how many changes this one counts. The bytes of a batch are bounded so, because the journal must have room for it.
+    /// Returns the number of changes that this change counts as. It bounds the bytes of a batch, because the journal must have room for them.
     pub fn weight(&self) -> usize {
         let bytes = match self {
             Change::PutXattr(_, name, value) => name.len() + value.len(),

@@ -1,11 +1,11 @@
-//! Opening a store with its journal: the batches after redb's checkpoint are applied again.
+//! Opens a store with its journal, and applies the batches after redb's checkpoint again.
 //!
 //! The order makes a second crash at any point harmless. `recover` only reads. `finish_recovery` makes the batches durable in redb,
 //! with the position after them, and only then begins a new incarnation of the journal, which hides the old segments.
 //!
-//! The last batch of a journal may require batches of other stores (`Requirement`). It counts only if these are there, so it is put into
-//! memory when the journals of all stores have been read (`decide`). An earlier batch was followed by another one, which its writer
-//! appended only when all that the earlier one required was durable. A store that has begun its next incarnation still answers
+//! The last batch of a journal may require batches of other stores (`Requirement`). It counts only if these are there. So it goes into
+//! memory when the journals of all stores have been read (`decide`). All earlier batches count: a writer appends a batch only when
+//! everything that the batch before it requires is durable. A journal that has begun its next incarnation still tells
 //! whether it had a batch (`Recovery::has_batch`), so a second crash, in the middle of the recovery, leads to the same decisions.
 
 use std::sync::Arc;
@@ -30,18 +30,18 @@ pub struct JournalPlace {
     pub device: Arc<dyn Device>,
     /// The part of the device that the journal has.
     pub area: JournalArea,
-    /// What the journal's segments say of their volume.
+    /// The volume's id and the secret of the journal's segments.
     pub volume: JournalVolume,
     /// Capacity of each slice.
     pub slices_blocks: Vec<u64>,
 }
 
-/// What to do with a journal from which a durable batch is missing.
+/// What to do if durable batches of a journal cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Damage {
     /// Fail.
     Refuse,
-    /// Go on with the batches before it.
+    /// Go on with the batches before the damage.
     GiveUpRest,
 }
 
@@ -50,7 +50,7 @@ pub struct Recovered {
     /// `None`: the journal cannot be read at all.
     recovery: Option<Recovery>,
     place: JournalPlace,
-    /// The last batch, if it requires others. It is not in memory.
+    /// The last batch, if it requires others. Its rows are not in memory.
     last: Option<Last>,
     /// What is wrong with the journal, if the batches after some point were given up.
     pub damage: Option<String>,
@@ -150,8 +150,8 @@ impl Store {
         })
     }
 
-    /// Returns whether a batch of this store that another one requires is there. Returns `None` if nobody knows. No last batch has been
-    /// dropped yet.
+    /// Returns whether this store has a batch that another store requires, or `None` if the journal no longer tells. No last batch has
+    /// been dropped yet.
     pub fn has(&self, recovered: &Recovered, required: &Requirement) -> Result<Option<bool>> {
         if required.incarnation == IN_REDB {
             return Ok(Some(self.linked()? >= required.seq));
@@ -178,7 +178,7 @@ impl Store {
         }
         tracing::info!(
             store = recovered.place.store,
-            "dropped an operation that the last mount has not finished in all slices"
+            "dropped an operation that the last mount did not finish in all slices"
         );
         if let Some(recovery) = &mut recovered.recovery {
             recovery.drop_last();

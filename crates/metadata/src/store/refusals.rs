@@ -1,4 +1,4 @@
-//! How a store keeps room in its metadata region: whether something may be created, and the search for more room. `room` says what is
+//! How a store keeps room in its metadata region: refusals of creations, and the search for more room. `room` says how much room is
 //! kept, and why.
 
 use jericho_format::PAGE_BYTES;
@@ -11,9 +11,9 @@ use crate::errno::ENOSPC;
 use crate::error::{Error, Result};
 
 impl Store {
-    /// Fails with ENOSPC if the metadata region has no room to create something of `bytes` bytes, with `scattered` rows that may split
-    /// a page: entries, attributes. Removals find room then, because a reserve is kept for them. The room is taken until the batch with
-    /// the creation is committed. The caller holds the gate until the creation is in the batch. `make_room` may find room.
+    /// Takes room for a creation of `bytes` bytes, with `scattered` rows that may split a page (entries, attributes), until the batch with
+    /// the creation is committed. Fails with ENOSPC if the metadata region has no room: `make_room` may find some. Removals still find
+    /// room then, because a reserve is kept for them. The caller holds the gate until the creation is in the batch.
     pub fn check_room(&self, scattered: u64, bytes: usize) -> Result<()> {
         let Some(region) = &self.region else {
             return Ok(());
@@ -41,7 +41,7 @@ impl Store {
         })
     }
 
-    /// Returns whether a batch may have images of blocks: not while the metadata region lacks room for them.
+    /// Returns whether a batch may have images of blocks: the metadata region has room for them.
     pub fn takes_images(&self) -> bool {
         let images = self.images_max() as u64;
         let pages = pages_max(images, images * PAGE_BYTES);
@@ -50,7 +50,7 @@ impl Store {
             .is_none_or(|region| self.has_room_for(region, pages))
     }
 
-    /// Looks for room after a creation was refused, and calls `commit` first, which commits the current batch. Makes a checkpoint, adds
+    /// Looks for room after a creation was refused. First calls `commit`, which commits the current batch. Then makes a checkpoint, adds
     /// chunks to the region, and has redb count its free pages. Returns false if there cannot be more room than before.
     pub fn make_room(&self, commit: impl FnOnce() -> Result<()>) -> Result<bool> {
         let Some(region) = &self.region else {
@@ -97,7 +97,7 @@ impl Store {
             .map_or(0, |region| region.spare_pages() + self.room.free_in_file())
     }
 
-    /// Notes that a checkpoint has written rows. There were at least `free` free pages before.
+    /// Notes that a checkpoint has written rows. Before it, at least `free` pages were free.
     pub(super) fn wrote(&self, rows: &Memtable, free: u64) {
         if let Some(region) = &self.region {
             let needed = rows.pages_max();
@@ -107,8 +107,8 @@ impl Store {
         }
     }
 
-    /// Makes room for the next checkpoint, after one of these rows. A commit must not do it, because it would wait for writes to the
-    /// superblock. If the rows removed more than they added, the region gets no stock: the space may be wanted for data.
+    /// Makes room for the next checkpoint, after one of these rows. A commit must not do this, because it would wait for writes to the
+    /// superblock. If the rows removed more than they added, the region gets no stock, because data may need the space.
     pub(super) fn prepare_room(
         &self,
         writer: &mut Writer,
@@ -124,7 +124,7 @@ impl Store {
         }
     }
 
-    /// Makes spare chunks, as far as there is space for them: for what is kept, and a stock. Counts redb's free pages first if that is
+    /// Makes spare chunks for the kept pages and a stock, as far as there is space for them. Counts redb's free pages first if that is
     /// worth it, because the region never gets smaller.
     pub(super) fn refill(&self, writer: &mut Writer) -> Result<()> {
         let (Some(region), Some(supply)) = (&self.region, self.supply()) else {

@@ -1,17 +1,17 @@
 //! The metadata region of a store: the bytes that redb works on, spread over chunks of the devices.
 //!
-//! redb sees one file that it may make longer at any time. Position N of the region (one chunk long) is mapped to a chunk when
-//! something is first written there; before that it reads as zeros. Chunks come from a stock of spare ones that the superblock names
+//! redb sees one file that it may make longer at any time. The first write to position N of the region (one chunk long) maps the position
+//! to a chunk; before that it reads as zeros. Chunks come from a stock of spare ones that the superblock names
 //! already, so that mapping one needs neither the allocator nor the store.
 //!
 //! redb divides its file into *parts* (it calls them regions) and adds one at a time. The file gets no longer than the chunks, mapped
-//! and spare, so every page that redb may use has its place. Without that, redb could choose pages of positions that are not mapped,
-//! and find no chunk for them, while it has enough free pages elsewhere. redb's own parts have 4 GiB, and it doubles a file that is
+//! and spare, so every page that redb may use has its place. Otherwise redb could choose a page for which there is no chunk, while
+//! it has enough free pages elsewhere. By default redb's parts have 4 GiB, and it doubles a file that is
 //! smaller: then half of the chunks could be without use. So a new file gets smaller parts (`header`).
 //!
-//! What redb writes is kept in memory until it asks for a flush, then goes out in order and in long
-//! writes: first the superblock, when chunks were mapped or the length changed, and only then the
-//! bytes. So no byte of the store is ever on a chunk that the superblock does not name.
+//! The region keeps what redb writes in memory until redb asks for a flush. Then it writes the superblock, if chunks were mapped or the
+//! length changed, and only then the bytes, in order and in long writes. So no byte of the store is ever on a chunk that the superblock
+//! does not name.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -33,7 +33,7 @@ const BLOCK: usize = PAGE_BYTES as usize;
 pub const PART_CHUNKS: u64 = 8;
 /// Longest write to a device.
 const WRITE_BYTES_MAX: usize = 1 << 20;
-/// If more blocks are pending, they are written to the devices before redb asks for a flush.
+/// Most pending blocks. With more, the region writes them to the devices before redb asks for a flush.
 const PENDING_BLOCKS_MAX: usize = 8192;
 
 /// Pages of redb's file before the first part.
@@ -50,15 +50,15 @@ struct Place {
 
 struct State {
     len_bytes: u64,
-    /// redb has not written its header yet.
+    /// Whether redb has not written its header yet.
     is_new: bool,
-    /// Pages of a part, of redb's header.
+    /// Pages of a part, as in redb's header.
     part_pages: Option<u64>,
     /// Whether the superblock has this length and mapping.
     recorded: bool,
     map: HashMap<u32, Place>,
     spares: Vec<Place>,
-    /// Mapped since the superblock was written; they hold garbage until zeroed.
+    /// Chunks that were mapped since the superblock was written. They hold other bytes until they are zeroed.
     fresh: Vec<Place>,
     /// Positions mapped since `begin_transaction`.
     of_transaction: Vec<u32>,
@@ -72,7 +72,7 @@ pub struct Region {
     superblocks: Arc<Superblocks>,
     /// Index of the store: which chunks are its own.
     store: usize,
-    /// The device of the store's journal. It must have each change of the superblock that concerns the store.
+    /// The device of the store's journal. Its superblock must have each change that concerns the store.
     first_device: u16,
     chunk_blocks: u64,
     state: RwLock<State>,
@@ -95,13 +95,12 @@ impl Drop for Called<'_> {
 }
 
 impl Region {
-    /// Returns whether code of the region or of a device has panicked below redb.
+    /// Returns whether code of the region or of a device has panicked in a call of redb.
     pub(super) fn has_panicked(&self) -> bool {
         self.has_panicked.load(Ordering::Acquire)
     }
 
-    /// Returns the region of a store that the superblock describes. Superblock and devices are those of the volume. `store` is
-    /// the index of the store.
+    /// Returns the region of a store that the superblock describes. `devices` are those of the volume. `store` is the index of the store.
     pub fn new(
         devices: Vec<Arc<dyn Device>>,
         superblocks: Arc<Superblocks>,
@@ -132,7 +131,7 @@ impl Region {
                     position => drop(state.map.insert(position, place)),
                 }
             }
-            // Taken from the end: the first chunk of the table first.
+            // Spares are taken from the end, so this takes the first chunk of the table first.
             state.spares.reverse();
             let first_device = s.first_device_of(slice).unwrap_or(0);
             (state, u64::from(s.head.chunk_blocks.get()), first_device)
@@ -193,12 +192,12 @@ impl Region {
         (pages / part * part + HEADER_PAGES).saturating_sub(state.len_bytes / PAGE_BYTES)
     }
 
-    /// Returns the pages of a part of a new file. With redb's header, eight of them are as long as chunks.
+    /// Returns the pages of a part of a new file. redb's header and the first part are as long as `PART_CHUNKS` chunks.
     fn part_pages(&self) -> u64 {
         PART_CHUNKS * self.chunk_blocks - HEADER_PAGES
     }
 
-    /// Returns whether redb's parts are those of `part_pages`. In a file of an earlier version they are not.
+    /// Returns whether redb's parts have `part_pages` pages. In a file of an earlier version they have more.
     fn has_own_parts(&self, state: &State) -> bool {
         state.part_pages == Some(self.part_pages())
     }
@@ -264,7 +263,7 @@ impl Region {
         chunks.iter().try_for_each(|chunk| self.provision(chunk))
     }
 
-    /// Notes that a transaction begins. Forgets that a write found no chunk: redb tries some writes early and puts up with a failure.
+    /// Notes that a transaction begins. Forgets earlier writes that found no chunk: redb tries some writes early and ignores their failure.
     pub fn begin_transaction(&self) {
         self.full.store(false, Ordering::Release);
         self.state.write().of_transaction.clear();
@@ -274,7 +273,7 @@ impl Region {
     pub fn take_full(&self) -> bool {
         let full = self.full.swap(false, Ordering::AcqRel);
         if full {
-            // The transaction is gone, so its bytes and chunks here must go, too. The chunks may be at positions that the next
+            // redb has dropped the transaction, so the region drops its bytes and chunks. The chunks may be at positions that the next
             // transaction does not use.
             let _writing = self.writing.lock();
             let mut state = self.state.write();
@@ -300,7 +299,7 @@ impl Region {
         io::Error::other(text)
     }
 
-    /// Returns the device of a block of the region, and the number of the block on it; `None` if it is not mapped.
+    /// Returns the device of a block of the region, and the number of the block on the device, or `None` if the block is not mapped.
     fn place(&self, state: &State, block: u64) -> Option<(u16, u64)> {
         let position = u32::try_from(block / self.chunk_blocks).ok()?;
         let place = state.map.get(&position)?;
@@ -312,7 +311,7 @@ impl Region {
         &*self.devices[usize::from(index)]
     }
 
-    /// Reads whole blocks: what is on the devices, and over it what is pending.
+    /// Reads whole blocks: the bytes on the devices, and pending blocks over them.
     fn read_blocks(&self, state: &State, first: u64, out: &mut [u8]) -> Result<(), IoError> {
         let blocks = (out.len() / BLOCK) as u64;
         let mut done = 0;
@@ -336,8 +335,7 @@ impl Region {
         Ok(())
     }
 
-    /// Maps the position of a block that is about to be written to a spare chunk, unless it is mapped. Fails if there is no
-    /// spare.
+    /// Maps the position of a block to a spare chunk before the first write there. Fails if there is no spare.
     fn map_block(&self, state: &mut State, block: u64) -> io::Result<()> {
         let position = u32::try_from(block / self.chunk_blocks)
             .ok()
@@ -357,7 +355,7 @@ impl Region {
         Ok(())
     }
 
-    /// Sends what is pending to the devices. The caller holds `writing`.
+    /// Writes the pending blocks to the devices. The caller holds `writing`.
     fn drain(&self) -> Result<(), IoError> {
         self.record()?;
         // Readers go on meanwhile. They find the bytes in `pending` until the devices have them.
@@ -388,8 +386,8 @@ impl Region {
         Ok(())
     }
 
-    /// Makes length and mapping durable, if they changed. Fresh chunks are zeroed before: what they
-    /// held belonged to some file. The caller holds `writing`.
+    /// Makes length and mapping durable, if they changed. Zeroes fresh chunks before, because they may hold bytes of a file. The caller
+    /// holds `writing`.
     fn record(&self) -> Result<(), IoError> {
         let (fresh, len_bytes, map) = {
             let state = self.state.read();
@@ -430,8 +428,7 @@ impl Region {
     }
 
     fn flush_devices(&self) -> Result<(), IoError> {
-        // A volume has few devices and the store is usually on one; a flush of a clean device
-        // is cheap, one that was forgotten loses data.
+        // Flushes every device with a chunk of the store: there are few, and the flush of a clean device is cheap.
         let used: Vec<bool> = {
             let state = self.state.read();
             let mut used = vec![false; self.devices.len()];
@@ -449,9 +446,9 @@ impl Region {
 
 /// The header of redb's file, as `docs/design.md` of redb describes it for format 3.
 mod header {
-    /// Its first bytes. redb writes them last.
+    /// The header's first bytes. redb writes them last.
     const MAGIC: [u8; 9] = *b"redb\x1a\x0a\xa9\x0d\x0a";
-    /// Where it has the number of pages of a part (4 bytes, little-endian). No checksum covers it.
+    /// Bytes of the header with the number of pages of a part (little-endian). No checksum covers them.
     const PARTS: std::ops::Range<usize> = 20..24;
 
     /// Returns the pages of a part, or `None` if the bytes are no whole header.
@@ -520,7 +517,7 @@ impl StorageBackend for Backend {
             && let Some(pages) = header::parts(out)
         {
             let mut state = region.state.write();
-            // From here on redb knows the size of the parts.
+            // redb has read a whole header, so it knows the size of the parts.
             state.is_new = false;
             state.part_pages = Some(pages.into());
         }

@@ -3,17 +3,17 @@
 //! A checkpoint must always find room, or the journal could not be emptied. Removals must find room, too: their rows are in the
 //! journal before they free a page. So something may be created only while the region has more free pages than
 //!
-//! - the rows need at most that redb does not have yet, with those of creations that no commit has yet (*promised*), and
-//! - twice the *reserve*: what one transaction of a checkpoint needs at most, however few rows it has.
+//! - redb needs at most for the rows that it does not have yet, with those of creations that no commit has yet (*promised*), and
+//! - twice the *reserve*, which is what two transactions with one row each need at most, and a small margin.
 //!
-//! Free pages are those that redb can add to its file, and those that are free in the file. redb tells their number only at the cost
-//! of reading all of its pages. So the store keeps a lower bound, which falls with each checkpoint, and has redb count only when a
-//! creation would be refused (`Store::make_room`).
+//! Free pages are those that redb can add to its file, and those that are free in the file. redb tells the number of the latter only at
+//! the cost of reading all of its pages. So the store keeps a lower bound, which falls with each checkpoint. It has redb count when a
+//! creation would be refused (`Store::make_room`), and before the region grows if that may help (`Room::is_worth_a_count`).
 //!
-//! Why no transaction needs more than the reserve: a checkpoint makes its transactions smaller until they fit, down to one row. redb
+//! Why the reserve suffices: a checkpoint makes its transactions smaller until they fit, down to one row. redb
 //! copies the leaf of the row and at most one neighbour, and the branches above. A leaf has at most 32 pages, for a value of 64 KiB. With
-//! the pages of the system tables, and redb's record of its free pages, this is one transaction. Its old pages are free after the next
-//! transaction only, so all of it counts twice.
+//! the pages of the system tables, and redb's record of its free pages, this is one transaction. Its old pages become free only after the
+//! next transaction, so the reserve has all of it twice.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -22,7 +22,7 @@ use jericho_format::PAGE_BYTES;
 use super::memtable::pages_max;
 use super::region::Region;
 
-/// Most rows of a transaction of a checkpoint, in a region with small chunks and in any other one.
+/// Most rows of a transaction of a checkpoint, in a region with small chunks and in other regions.
 const PIECE_ROWS_SMALL: usize = 256;
 const PIECE_ROWS_MAX: usize = 4096;
 /// Chunks of volumes of less than 4 GiB have this many blocks.
@@ -34,7 +34,7 @@ pub(super) const PIECE_BYTES_MAX: usize = 1 << 20;
 /// Pages that a transaction with one row copies at most: a leaf of 32 pages and a neighbour, six branches, the tables' tables, and the
 /// lists of freed pages.
 const ROW_PAGES: u64 = 32 + 1 + 6 + 26;
-/// Pages of a region that redb counts before the region grows. In a larger one this would take long.
+/// Largest region, in pages, in which a lower bound that has fallen is a reason to count. In a larger one a count takes long.
 const COUNT_PAGES_MAX: u64 = 1 << 16;
 /// Bits of `Room::promised` that count bytes. The others count rows.
 const BYTES_BITS: u32 = 40;
@@ -43,20 +43,20 @@ const BYTES_BITS: u32 = 40;
 pub(super) struct Room {
     /// Lower bound of the free pages in redb's file.
     free_in_file: AtomicU64,
-    /// Checkpoints have changed redb since its free pages were counted.
+    /// Whether checkpoints have changed redb since its free pages were counted.
     is_stale: AtomicBool,
     /// Bytes and scattered rows (`BYTES_BITS`) of creations that were permitted since the last commit.
     promised: AtomicU64,
-    /// Those permitted before it and after the commit before. The last commit may have been sealed before them.
+    /// The same for creations that were permitted between the last two commits. The batch of the last commit may not have them.
     promised_before: AtomicU64,
     /// Number of commits.
     commits: AtomicU64,
     /// Bytes of the rows that were removed from redb, or replaced, since its free pages were counted.
     freed_bytes: AtomicU64,
-    /// By how much the lower bound has fallen since then. More than any number of pages before the first count.
+    /// By how much the lower bound has fallen since that count. Before the first count, more than any number of pages.
     fallen: AtomicU64,
     piece_rows_max: AtomicUsize,
-    /// Rows of the next transaction at most: fewer after a transaction that found no room.
+    /// Most rows of the next transaction: fewer after a transaction that found no room.
     piece_rows: AtomicUsize,
 }
 
@@ -99,7 +99,7 @@ impl Room {
         self.fallen.store(0, Ordering::Relaxed);
     }
 
-    /// Notes that a checkpoint has taken `needed` pages at most. At least `left` pages are free in the file.
+    /// Notes that a checkpoint has taken at most `needed` pages, and that at least `left` pages are free in the file.
     pub fn wrote(&self, needed: u64, left: u64) {
         self.fallen.fetch_add(needed, Ordering::Relaxed);
         self.free_in_file.store(left, Ordering::Relaxed);
@@ -112,14 +112,14 @@ impl Room {
         self.promised.fetch_add(promise, Ordering::Relaxed);
     }
 
-    /// Runs `commit`. Afterwards each creation that was permitted before is in a committed batch, or in none, because its thread held the
-    /// gate.
+    /// Runs `commit`, and forgets the creations that were permitted before. Each of these is then in a committed batch or in none, because
+    /// its thread held the gate.
     pub fn settle_promises<E>(&self, commit: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let commits = self.commits.load(Ordering::Relaxed);
         let promised = self.promised.swap(0, Ordering::Relaxed);
         self.promised_before.fetch_add(promised, Ordering::Relaxed);
         commit()?;
-        // Else the commit has dropped them (`committed`).
+        // Otherwise `committed` has done this.
         if self.commits.load(Ordering::Relaxed) == commits {
             self.promised_before.store(0, Ordering::Relaxed);
         }
@@ -136,7 +136,7 @@ impl Room {
         self.piece_rows.load(Ordering::Relaxed)
     }
 
-    /// Makes the next transactions smaller, because one of `rows` rows found no room. Returns false if it had `min` rows or fewer.
+    /// Makes the next transactions smaller, because one with `rows` rows found no room. Returns false if it had `min` rows or fewer.
     pub fn smaller_pieces(&self, rows: usize, min: usize) -> bool {
         let is_larger = rows > min;
         if is_larger {
@@ -170,8 +170,8 @@ impl Room {
         self.freed_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Returns whether a count of a region of `pages` pages may find many more free pages than the lower bound says: a sixteenth of
-    /// the region. So counts cost little beside the changes between them.
+    /// Returns whether a count may find many more free pages than the lower bound says: more than a sixteenth of the `pages` pages of
+    /// the region. So counts cost little compared with the changes between them.
     pub fn is_worth_a_count(&self, pages: u64) -> bool {
         let freed = self.freed_bytes.load(Ordering::Relaxed) / PAGE_BYTES;
         let fallen = self.fallen.load(Ordering::Relaxed);
@@ -186,8 +186,7 @@ impl Room {
     }
 }
 
-/// Returns the pages that a checkpoint must find at least: one transaction with one row, and the one before it, whose old pages are
-/// not free yet.
+/// Returns the reserve: the pages of one transaction with one row, and of the one before it, whose old pages are not free yet.
 fn reserve_pages(region: &Region) -> u64 {
     // redb writes two bits for each page of the region, as one value for 2^20 pages.
     let pages = region.len_bytes() / PAGE_BYTES;
@@ -196,8 +195,8 @@ fn reserve_pages(region: &Region) -> u64 {
     2 * (ROW_PAGES + records)
 }
 
-/// Returns the pages below which nothing is created. The counts of a large region may be a little off: then redb counts its pages
-/// less often.
+/// Returns the number of free pages below which creations are refused: twice the reserve, and a margin so that redb counts the pages of a
+/// large region less often.
 pub(super) fn kept_pages(region: &Region) -> u64 {
     2 * reserve_pages(region) + (region.pages() / 256).max(32)
 }

@@ -33,7 +33,7 @@ pub const LOGGED: Definition = TableDefinition::new("logged");
 /// inode, group of pages -> checksums
 pub const SUMS: Definition = TableDefinition::new("sums");
 
-/// All of them.
+/// All tables.
 pub const ALL: [Definition; 10] = [
     INODES, ENTRIES, EXTENTS, XATTRS, BITMAPS, USED, ORPHANS, VALUES, LOGGED, SUMS,
 ];
@@ -97,7 +97,7 @@ pub struct Row {
 pub enum ReadError {
     /// redb or the device under it failed.
     Redb(StorageError),
-    /// The row makes no sense.
+    /// The row is invalid. Holds what is wrong.
     Damaged(String),
 }
 

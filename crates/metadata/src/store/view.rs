@@ -38,7 +38,7 @@ impl Snapshot {
 pub(super) struct View {
     /// Rows of commits since the last checkpoint began.
     pub active: Memtable,
-    /// Rows that a checkpoint writes now, or that the last one could not write.
+    /// Rows that a checkpoint is writing, or that the last one could not write.
     pub frozen: Memtable,
     pub redb: Arc<Snapshot>,
 }
