@@ -41,8 +41,8 @@ use crate::errno::ESHUTDOWN;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::shard::ShardSet;
-use crate::store::Change;
-use crate::types::{Done, Ino};
+use crate::store::{Change, weight_of};
+use crate::types::{Done, Ino, Kind, TARGET_MAX};
 
 /// A batch of this many changes is committed at once, on a machine with much memory.
 const BATCH_CHANGES: usize = 32_768;
@@ -203,6 +203,12 @@ impl Commits {
         }
     }
 
+    /// Returns the number of changes in the current batch. Long ones count more.
+    #[cfg(test)]
+    pub fn changes(&self) -> usize {
+        self.weight.load(Ordering::Relaxed)
+    }
+
     /// Returns the number of the current batch, which is constant while the gate is held.
     pub fn seq(&self) -> u64 {
         self.seq.load(Ordering::Acquire)
@@ -290,7 +296,10 @@ impl Commits {
         }
         batch.dirty.push(inode.clone());
         drop(batch);
-        self.grown(1);
+        self.grown(match inode.kind {
+            Kind::Symlink => weight_of(TARGET_MAX),
+            _ => 1,
+        });
     }
 
     /// Adds an inode whose attribute values were changed.
@@ -300,8 +309,14 @@ impl Commits {
 
     /// Adds an inode to remove, of which nothing is cached.
     pub fn push_dead(&self, inode: Arc<Inode>) {
+        let names_bytes = |inode: &Inode| -> usize {
+            let meta = inode.meta.read();
+            let names = meta.xattrs.iter().flat_map(|xattrs| xattrs.keys());
+            names.map(|name| name.len()).sum()
+        };
+        let weight = weight_of(names_bytes(&inode));
         self.batch.lock().dead.push(inode);
-        self.grown(1);
+        self.grown(weight);
     }
 
     /// Counts a change of this weight.

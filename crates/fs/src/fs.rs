@@ -309,6 +309,14 @@ impl Fs {
         self.core.objects.ino_of(object)
     }
 
+    /// Returns the bytes of the longest batch of this mount, and of the shortest journal.
+    pub fn longest_batch_bytes(&self) -> (usize, usize) {
+        let stores = || self.core.shards.iter().map(|shard| &shard.store);
+        let longest = stores().map(|store| store.longest_batch_bytes()).max();
+        let journal = stores().map(|store| store.journal_bytes()).min();
+        (longest.unwrap_or(0), journal.unwrap_or(0))
+    }
+
     /// Returns the number of inodes in memory.
     pub fn cached_inodes(&self) -> usize {
         self.core.table.len()

@@ -6,6 +6,9 @@ use crate::error::Result;
 
 pub use jericho_metadata::types::{Ino, Kind, ROOT, SliceId};
 
+/// Longest target of a symbolic link in bytes.
+pub(crate) const TARGET_MAX: usize = 4095;
+
 /// Attributes as stat(2) returns them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {

@@ -222,3 +222,20 @@ fn a_hundred_thousand_rows_removed_in_one_batch_find_room_in_a_full_metadata_reg
     let (stores, _allocator) = open(device);
     assert_eq!(stores[0].inode_count().unwrap(), left);
 }
+
+#[test]
+fn symbolic_links_with_long_targets_are_committed_before_a_batch_is_long() {
+    let mount = Mount::new(16 << 30);
+    let target = vec![b'x'; 4000];
+    for number in 0..10_000 {
+        let name = format!("link-{number}");
+        let fs = mount.fs();
+        let attr = fs.symlink(ROOT, name.as_bytes(), &target, CALLER);
+        fs.forget(attr.unwrap().ino, 1);
+    }
+    let (longest, journal) = mount.fs().longest_batch_bytes();
+    assert!(
+        longest > 0 && longest <= journal / 8,
+        "{longest} of {journal}"
+    );
+}

@@ -36,7 +36,7 @@ pub use self::commit::CheckpointNeed;
 use self::log::Log;
 pub use self::payload::Requirement;
 pub use self::prepared::Prepared;
-pub use self::records::{Block, Change, Entry, Extent, Image, InodeRecord};
+pub use self::records::{Block, Change, Entry, Extent, Image, InodeRecord, weight_of};
 use self::region::Region;
 use self::room::Room;
 use self::tables::{ReadError, Table};
@@ -96,6 +96,8 @@ pub struct Store {
     log: Mutex<Log>,
     /// The bytes of the journal; 0 if there is none.
     journal_bytes: AtomicUsize,
+    /// The bytes of the longest batch of this mount.
+    longest_batch_bytes: AtomicUsize,
     /// Held during a transaction of redb. If the transaction finds no room, redb fails all reads until it is opened again.
     in_transaction: Mutex<()>,
     /// Only a holder of `log` adds rows.
@@ -172,6 +174,7 @@ impl Store {
             writer: Mutex::new(Writer { db: Some(db) }),
             log: Mutex::default(),
             journal_bytes: AtomicUsize::new(0),
+            longest_batch_bytes: AtomicUsize::new(0),
             in_transaction: Mutex::default(),
             view: ArcSwap::from_pointee(View::of(snapshot)),
             failed: Mutex::new(None),
@@ -208,6 +211,16 @@ impl Store {
     fn has_journal(&self, area: JournalArea) {
         let bytes = (area.blocks * PAGE_BYTES) as usize;
         self.journal_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns the bytes of the journal; 0 if there is none.
+    pub fn journal_bytes(&self) -> usize {
+        self.journal_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Returns the bytes of the longest batch of this mount. A store without a journal counts none.
+    pub fn longest_batch_bytes(&self) -> usize {
+        self.longest_batch_bytes.load(Ordering::Relaxed)
     }
 
     /// Fails after an error that ended all changes.

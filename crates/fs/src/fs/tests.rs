@@ -137,3 +137,41 @@ fn a_file_is_made_and_synced_while_all_locks_of_another_slice_are_held() {
     assert_eq!(other.inodes.now(), inodes);
     fs.close().unwrap();
 }
+
+#[test]
+fn creations_without_a_sync_take_a_bounded_number_of_changes_and_rows_in_memory() {
+    /// With the least memory: a 64th of what a store with much memory takes.
+    const CHANGES_MAX: usize = 4 * 32_768 / 64;
+    const BYTES_MAX: u64 = (32 << 20) / 64;
+    /// Changes of one creation.
+    const CREATION: usize = 4;
+    let device = formatted(256, 1);
+    let options = FsOptions {
+        store_cache_bytes: 1 << 20,
+        read_only: false,
+        inode_cache: 50,
+        commit_interval_ms: 3_600_000,
+    };
+    let fs = Fs::open(Arc::new(opened(&device)), Vec::new(), options).unwrap();
+    let shard = fs.core.shards.of_ino(ROOT);
+    let (mut rows_max, mut changes_max) = (0, 0);
+    for number in 0..20_000 {
+        let name = format!("file-{number}");
+        let attr = fs.mknod(ROOT, name.as_bytes(), Kind::Fifo, 0o644, 0, CALLER);
+        fs.forget(attr.unwrap().ino, 1);
+        let (rows, bytes) = shard.store.rows_in_memory();
+        assert!(bytes <= BYTES_MAX, "{bytes} bytes after {number} files");
+        rows_max = rows_max.max(rows);
+        changes_max = changes_max.max(shard.commits.changes());
+    }
+    // An empty memory takes any batch, which has some named values besides.
+    assert!(
+        rows_max > 0 && rows_max <= CHANGES_MAX + CREATION,
+        "{rows_max} rows"
+    );
+    assert!(
+        changes_max <= CHANGES_MAX + CREATION,
+        "{changes_max} changes"
+    );
+    fs.close().unwrap();
+}

@@ -16,8 +16,6 @@ use crate::store::{Change, InodeRecord};
 use crate::times::{from_system, now_ns};
 use crate::types::*;
 
-/// Longest target of a symbolic link in bytes.
-const TARGET_MAX: usize = 4095;
 /// Bytes of an entry in the store besides its name, and of the rows of an inode besides target and lists. A little more, for the store's
 /// own fields.
 const ENTRY_BYTES: usize = 64;

@@ -69,6 +69,12 @@ impl Store {
                 && view.bytes() + weight(added) <= BYTES_MAX / divisor as u64
     }
 
+    /// Returns the number of rows in memory and of their bytes.
+    pub fn rows_in_memory(&self) -> (usize, u64) {
+        let view = self.view.load_full();
+        (view.rows(), view.bytes())
+    }
+
     /// Returns the number of images for which the journal and the memory have room beside other rows. Returns 0 without a journal.
     pub fn images_max(&self) -> usize {
         let journal_bytes = self.journal_bytes.load(Ordering::Relaxed) as u64;

@@ -5,6 +5,7 @@
 //! several stores does so in the order of their shards.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use jericho_format::superblock::SLICES_MAX;
 use jericho_journal::{AppendClass, AppendError, Journal};
@@ -143,6 +144,8 @@ impl Store {
         let Some(payload) = payload::encode(operations) else {
             return Fit::Redb;
         };
+        let longest = &self.longest_batch_bytes;
+        longest.fetch_max(payload.len(), Ordering::Relaxed);
         let class = AppendClass::Ordinary;
         let needed_bytes = (payload.len() + REQUIRES_BYTES_MAX) as u64;
         if is_too_large(rows) || needed_bytes > journal.longest_payload(class) {

@@ -137,8 +137,13 @@ impl Change {
             Change::Sums(_, _, change) => change.len(),
             _ => 0,
         };
-        1 + bytes / WEIGHT_BYTES
+        weight_of(bytes)
     }
+}
+
+/// Returns as how many changes one counts that has this many bytes besides the usual ones.
+pub fn weight_of(bytes: usize) -> usize {
+    1 + bytes / WEIGHT_BYTES
 }
 
 /// An entry as stored.
