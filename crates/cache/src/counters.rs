@@ -11,7 +11,7 @@ struct Line(AtomicU64);
 /// A counter that many threads add to and few read. Each thread adds to one of several cache lines, so that threads rarely share
 /// a line.
 #[derive(Default)]
-pub(crate) struct Sharded([Line; SHARDS]);
+pub struct Sharded([Line; SHARDS]);
 
 impl Sharded {
     /// Adds to the counter.

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::AtomicU64;
 
+use jericho_cache::counters::Sharded;
+
 jericho_cache::counters! {
     /// Cells of a mount's counters.
     cells MountCounts;
@@ -15,5 +17,6 @@ jericho_cache::counters! {
     slots_by_wish: AtomicU64, Events, "Slots that programs got with a read or write, without a request for them.";
     mapped_kept: AtomicU64, Events, "Records of pages changed while the kernel could have them for a mapping.";
     mapped_forgotten: AtomicU64, Events, "Records of such pages that were discarded because there were too many.";
+    requests: Sharded, Events, "Requests of the kernel that want an answer, through the device and the FUSE ring.";
     ring_helped: AtomicU64, Events, "Requests that a thread of the FUSE ring passed to a helper thread.";
 }

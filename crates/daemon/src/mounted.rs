@@ -96,6 +96,12 @@ impl Mounted {
         readers
     }
 
+    /// Counts a request of the kernel that wants an answer.
+    #[inline]
+    pub fn note_request(&self) {
+        self.fast.counts().requests.add(1);
+    }
+
     /// Counts a request that a thread of the FUSE ring passes to a helper.
     pub fn note_helped(&self) {
         (self.fast.counts().ring_helped).fetch_add(1, Ordering::Relaxed);

@@ -142,6 +142,9 @@ fn serve(channel: &Channel, filesystem: &Jericho) -> io::Result<()> {
         let reply = header
             .wants_reply()
             .then(|| Reply::Device(DeviceReply::new(channel, header.unique)));
+        if reply.is_some() {
+            filesystem.mounted.note_request();
+        }
         // A panic drops the request's reply, which answers EIO.
         let request = AssertUnwindSafe(|| filesystem.serve(&header, operation, reply));
         if catch_unwind(request).is_err() {

@@ -175,6 +175,7 @@ impl Service {
             let may_wait =
                 || readers.iter().all(Reader::is_idle) && !self.filesystem.mounted.fs().is_behind();
             while let Some(received) = ring.take() {
+                self.filesystem.mounted.note_request();
                 let header = InHeader::read(&received.header);
                 if is_sync(header.opcode) {
                     syncs.push((header, received));

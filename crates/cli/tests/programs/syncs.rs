@@ -223,3 +223,29 @@ fn the_thread_of_the_ring_serves_changes_of_names_and_syncs_of_a_lone_program_it
     drop(file);
     volume.finish();
 }
+
+#[test]
+fn stat_counts_each_request_of_the_kernel_once() {
+    const EACH: u64 = 200;
+    let volume = Volume::mounted("256M", 1, "32M");
+    let dir = volume.make_dir("dir");
+    let requests = || volume.stat()["requests"].as_u64().unwrap();
+    let file = File::create(dir.join("file")).unwrap();
+    file.write_all_at(&[1; PAGE], 0).unwrap();
+    file.sync_data().unwrap();
+    let before = requests();
+    let of_question = requests() - before;
+    let before = requests();
+    for _ in 0..EACH {
+        file.sync_data().unwrap();
+    }
+    assert_eq!(requests() - before - of_question, EACH);
+    let before = requests();
+    for n in 0..EACH {
+        file.write_all_at(&[2; PAGE], n * PAGE as u64).unwrap();
+        file.sync_data().unwrap();
+    }
+    assert_eq!(requests() - before - of_question, 2 * EACH);
+    drop(file);
+    volume.finish();
+}
