@@ -1150,3 +1150,27 @@ fn a_wait_for_writers_covers_the_current_ones_and_no_others() {
     drop(file);
     mount.down();
 }
+
+#[test]
+fn pages_whose_write_back_failed_are_on_the_device_after_the_next_sync_that_succeeds() {
+    // Few pages go into the journal, and many into their blocks.
+    for pages in [3, 60] {
+        let mut mount = Mount::new(64 << 20);
+        let file = mount.durable("f", pages * PAGE as usize);
+        let data = pattern(5, pages * PAGE as usize);
+        mount.write(&file, 0, &data);
+        mount
+            .device
+            .set_plan(FaultPlan::fail_nth(Some(Operation::Write), 1, 5));
+        let (sender, receiver) = channel();
+        let slice = &mount.slices[usize::from(file.layout().home())];
+        let done = Box::new(move |result| sender.send(result).unwrap());
+        slice.sync(&file.object(), 0..u64::MAX, done);
+        receiver.recv().unwrap().unwrap_err();
+        mount.device.set_plan(FaultPlan::default());
+        mount.fsync(&file);
+        drop(file);
+        mount.power_cut(pages as u64);
+        assert!(mount.read(&mount.open("f")) == data, "{pages} pages");
+    }
+}

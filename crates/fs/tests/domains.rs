@@ -2,6 +2,7 @@
 
 mod mount;
 
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +16,7 @@ use jericho_fs::format::format_devices;
 use jericho_fs::types::{Ino, Kind, ROOT};
 use jericho_fs::{Error, File, Fs, FsOptions, Result};
 use jericho_sim::{DeviceSet, FaultPlan, Operation, SimDevice};
-use jericho_storage::{Device, absent_device};
+use jericho_storage::{Cause, Device, IoError, absent_device};
 use jericho_volume::{FormatOptions, OpenMode, Volume};
 
 use mount::{CALLER, SLICES, pattern, start_slices};
@@ -767,4 +768,116 @@ fn a_store_that_grew_while_the_other_device_missed_it_has_everything_after_a_mou
         drop(mounted);
         assert_sound(&crashed);
     }
+}
+
+/// A device one of whose flushes fails, and whose later flushes succeed: a kernel reports lost writes once.
+struct ForgetsFailure {
+    device: Arc<SimDevice>,
+    fails_next: AtomicBool,
+}
+
+impl ForgetsFailure {
+    fn fail(&self) -> std::result::Result<(), IoError> {
+        match self.fails_next.swap(false, Ordering::SeqCst) {
+            true => Err(IoError {
+                operation: "flush",
+                device: self.name(),
+                offset_bytes: 0,
+                length_bytes: 0,
+                cause: Cause::Errno(EIO),
+            }),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Device for ForgetsFailure {
+    fn name(&self) -> Arc<str> {
+        self.device.name()
+    }
+    fn size_bytes(&self) -> u64 {
+        self.device.size_bytes()
+    }
+    fn home_node(&self) -> Option<u32> {
+        self.device.home_node()
+    }
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), IoError> {
+        self.device.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, buf: &[u8]) -> std::result::Result<(), IoError> {
+        self.device.write_at(offset, buf)
+    }
+    fn flush(&self) -> std::result::Result<(), IoError> {
+        self.fail()?;
+        self.device.flush()
+    }
+    fn discard(&self, offset: u64, len: u64) -> std::result::Result<(), IoError> {
+        self.device.discard(offset, len)
+    }
+    fn queue_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+    fn describe(&self) -> String {
+        self.device.describe()
+    }
+}
+
+#[test]
+fn after_a_failed_flush_each_sync_of_the_slice_fails_also_if_the_device_flushes_again() {
+    let set = filled(false);
+    let second = Arc::new(ForgetsFailure {
+        device: set.devices()[1].clone(),
+        fails_next: AtomicBool::new(false),
+    });
+    let mounted = try_mount(vec![set.devices()[0].clone(), second.clone()]).unwrap();
+    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+    // Too long for the journal, so its pages need a flush.
+    let lost = mounted.create(y, "lost").unwrap();
+    let other = mounted.create(y, "other").unwrap();
+    mounted.write(&other, &pattern(6, BYTES)).unwrap();
+    mounted.write(&lost, &pattern(7, 60 * 4096)).unwrap();
+    second.fails_next.store(true, Ordering::SeqCst);
+    fails_with(EIO, mounted.fsync(&lost));
+    assert!(!second.fails_next.load(Ordering::SeqCst));
+    for _ in 0..2 {
+        fails_with(EIO, mounted.fsync(&lost));
+        fails_with(EIO, mounted.fsync(&other));
+        fails_with(EIO, mounted.fs.sync_all());
+    }
+    mounted.synced(x, "new", 1).unwrap();
+    drop((lost, other, mounted));
+    let mounted = try_mount(set.as_devices()).unwrap();
+    let y = mounted.dir("y");
+    mounted.synced(y, "again", 2).unwrap();
+    mounted.fs.close().unwrap();
+}
+
+#[test]
+fn a_failed_flush_ends_the_changes_of_a_slice_whose_batch_describes_data_on_the_device() {
+    let set = filled(false);
+    let mounted = try_mount(set.as_devices()).unwrap();
+    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+    // Its inode is in the first slice, and its pages go to the second one.
+    let far = mounted.create(x, "far").unwrap();
+    mounted.fs.move_to(far.ino(), 1).unwrap();
+    mounted.write(&far, &pattern(7, 60 * 4096)).unwrap();
+    let mut plan = FaultPlan::fail_nth(Some(Operation::Flush), 1, EIO);
+    plan.faults[0].is_lasting = true;
+    set.devices()[1].set_plan(plan);
+    fails_with(EIO, mounted.fsync(&far));
+    set.devices()[1].set_plan(FaultPlan::default());
+    for dir in [x, y] {
+        fails_with(EIO, mounted.create(dir, "new"));
+    }
+    fails_with(EIO, mounted.fsync(&far));
+    drop((far, mounted));
+    // The batch is there neither in whole nor in part.
+    let later = set.crash(1);
+    assert_sound(&later);
+    let mounted = try_mount(later.as_devices()).unwrap();
+    let x = mounted.dir("x");
+    let size = |name: &str| mounted.fs.lookup(x, name.as_bytes()).map(|attr| attr.size);
+    assert_eq!(size("far").unwrap_or(0), 0);
+    mounted.synced(x, "new", 3).unwrap();
+    mounted.fs.close().unwrap();
 }

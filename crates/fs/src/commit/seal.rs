@@ -81,14 +81,15 @@ struct Held {
 impl Held {
     /// Puts the inode into the next batch.
     fn wait_for_next(&self, core: &Core) {
-        if self.lost.is_some() {
+        let commits = core.commits_of(self.inode.ino);
+        // If the changes of the inode's own shard have ended, a link would end those of the shards that the inode needs, too.
+        if self.lost.is_some() || commits.failure().is_err() {
             if self.is_dead {
                 // It stays an orphan, and a later mount removes it.
                 core.leaving.remove(&[self.inode.ino]);
             }
             return;
         }
-        let commits = core.commits_of(self.inode.ino);
         if self.strays != ShardSet::default() {
             commits.link(self.strays);
             // A sync of a directory commits them. No thread seals the next batch while the cut is locked.
