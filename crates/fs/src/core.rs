@@ -21,6 +21,7 @@ use crate::discard::Discards;
 use crate::errno::*;
 use crate::error::{self, Error, Result};
 use crate::flushes::DataFlushes;
+use crate::hosts::Hosts;
 use crate::inode::{File, FileHost, Inode, Meta};
 use crate::numbers::Numbers;
 use crate::objects::AllObjects;
@@ -52,6 +53,7 @@ pub struct Core {
     pub table: Table,
     pub numbers: Numbers,
     pub objects: AllObjects,
+    pub hosts: Hosts,
     /// Generation of the inodes that this mount creates: random. An inode whose creation a crash has undone may have had the number
     /// of a later one, and a program may have a file handle of it.
     pub generation: u32,
@@ -336,7 +338,9 @@ impl Core {
             error
         })?;
         let object = self.objects.of(inode.ino, &self.slices)?;
-        let file = File::new(self.clone(), inode.clone(), object, meta, map);
+        let shard = self.shards.map().of_ino(inode.ino);
+        let host = self.hosts.of(shard, || self.clone() as Arc<dyn FileHost>);
+        let file = File::new(host, inode.clone(), object, meta, map);
         if file.map.read().has_changes() && !self.options.read_only {
             self.mark_dirty(inode);
         }

@@ -20,6 +20,7 @@ use crate::data::write_errors::{SeenErrors, WriteErrors};
 use crate::discard::{Discards, discarder};
 use crate::error::{Error, Result};
 use crate::flushes::DataFlushes;
+use crate::hosts::Hosts;
 use crate::numbers::Numbers;
 use crate::objects::AllObjects;
 use crate::scrub::{Scrub, ScrubStatus, scrubber};
@@ -69,6 +70,7 @@ impl Fs {
                 &shards.get(shards.map().of_slice(slice)).store
             })?,
             objects: AllObjects::new(shards.map()),
+            hosts: Hosts::new(shards.map()),
             generation: generation()?,
             rename: Mutex::new(()),
             turn: AtomicU64::new(root.value(TURN_NAME)?.unwrap_or(0)),
@@ -233,6 +235,7 @@ impl Fs {
         }
         join(&self.checkpointers);
         self.core.table.clear();
+        self.core.hosts.clear();
     }
 
     /// Writes everything back and commits, as sync(2) does.

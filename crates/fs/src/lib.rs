@@ -14,6 +14,7 @@ mod flushes;
 mod fs;
 mod gates;
 mod grow;
+mod hosts;
 mod ino_map;
 mod inode;
 mod names;

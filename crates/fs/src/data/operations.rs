@@ -10,17 +10,22 @@ use jericho_format::superblock::SLICES_MAX;
 use crate::shard::ShardId;
 
 /// The number of a batch for each shard. A volume has at most as many shards as slices.
-pub struct NewestOperations([AtomicU64; SLICES_MAX]);
+pub struct NewestOperations(Box<[Newest]>);
+
+/// Has cache lines of its own, because every operation reads it.
+#[derive(Default)]
+#[repr(align(128))]
+struct Newest(AtomicU64);
 
 impl NewestOperations {
     pub fn new() -> NewestOperations {
-        NewestOperations([const { AtomicU64::new(0) }; SLICES_MAX])
+        NewestOperations((0..SLICES_MAX).map(|_| Newest::default()).collect())
     }
 
     /// Records that an operation begins whose changes go into this batch. The shard's gate is held, so the number stays right until the
     /// operation ends.
     pub fn note(&self, shard: ShardId, batch: u64) {
-        let newest = &self.0[shard.index()];
+        let newest = &self.0[shard.index()].0;
         // Most operations follow another one of the same batch, and need not write.
         if newest.load(Ordering::Acquire) < batch {
             newest.fetch_max(batch, Ordering::AcqRel);
@@ -29,6 +34,6 @@ impl NewestOperations {
 
     /// Returns the batch with the newest operation; 0 without one since the mount.
     pub fn newest(&self, shard: ShardId) -> u64 {
-        self.0[shard.index()].load(Ordering::Acquire)
+        self.0[shard.index()].0.load(Ordering::Acquire)
     }
 }
