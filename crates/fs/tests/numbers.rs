@@ -31,6 +31,8 @@ const READ_BYTES_MAX: u64 = 65 << 20;
 const FEW: u64 = 1000;
 /// Files whose creation is only in the journal when the daemon is killed.
 const LAST: u64 = 20;
+/// Files of a volume of which all but `FEW` are only in the journal: two rows for each, about as many as a checkpoint waits for.
+const MUCH: u64 = 17_000;
 /// Bytes that a mount of many inodes may read more than a mount of few: redb's record of its free pages, and for each file in the
 /// journal the leaf of its name and the branches above.
 const MORE_BYTES_MAX: u64 = (1 << 20) + LAST * 3 * 4096;
@@ -94,8 +96,9 @@ fn inode(volume: &Volume, ino: Ino) -> [Change; 2] {
     [Change::PutInode(ino, record), entry]
 }
 
-/// Makes a volume with this many files and directories, as a daemon leaves it that is killed: the last batches are only in the journal.
-fn killed_with(path: &Path, files: u64, size_bytes: u64) {
+/// Makes a volume with this many files and directories, as a daemon leaves it that is killed: the last `in_journal` of them are only in the
+/// journal.
+fn killed_with(path: &Path, files: u64, in_journal: u64, size_bytes: u64) {
     let options = FormatOptions {
         size_bytes: Some(size_bytes),
         ..FormatOptions::default()
@@ -114,7 +117,7 @@ fn killed_with(path: &Path, files: u64, size_bytes: u64) {
         changes.extend((from..to).flat_map(|ino| inode(&volume, ino)));
         store.commit(&changes).unwrap();
     };
-    let last = end - LAST;
+    let last = end - in_journal;
     while next < last {
         let to = last.min(next + 20_000);
         commit(next, to);
@@ -122,7 +125,7 @@ fn killed_with(path: &Path, files: u64, size_bytes: u64) {
     }
     store.checkpoint().unwrap();
     while next < end {
-        let to = end.min(next + 10);
+        let to = end.min(next + (in_journal / 2).min(1000));
         commit(next, to);
         next = to;
     }
@@ -169,13 +172,24 @@ fn a_mount_after_a_kill_reads_as_much_of_few_inodes_as_of_many() {
     let size_bytes = ((4 << 30) + many * 1500).next_multiple_of(1 << 20);
     let read = [FEW, many].map(|files| {
         let path = dir.path().join(format!("volume-{files}"));
-        killed_with(&path, files, size_bytes);
+        killed_with(&path, files, LAST, size_bytes);
         let read_bytes = read_by_mount(&path, files);
         std::fs::remove_file(&path).unwrap();
         read_bytes
     });
     assert!(read[1] <= READ_BYTES_MAX, "{read:?} bytes");
     assert!(read[1] <= read[0] + MORE_BYTES_MAX, "{read:?} bytes");
+}
+
+#[test]
+fn a_mount_after_a_kill_with_much_in_the_journal_reads_the_journal_and_a_little() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("volume");
+    killed_with(&path, MUCH, MUCH - FEW, 5 << 30);
+    let read_bytes = read_by_mount(&path, MUCH);
+    // It also reads the leaves that the files of the journal change.
+    let bytes_max = READ_BYTES_MAX + MORE_BYTES_MAX;
+    assert!(read_bytes <= bytes_max, "{read_bytes} bytes");
 }
 
 fn formatted() -> SimDevice {
