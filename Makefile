@@ -22,7 +22,7 @@ SBINDIR ?= /sbin
 # Where systemd looks for units of local software when PREFIX is /usr/local.
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
-.PHONY: help build demo test model model-mutants crash-mutants programs lab systemd fuzz conformance soak bench compare-syncs results traces man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs
+.PHONY: help build demo test model model-mutants crash-mutants programs lab systemd fuzz conformance soak bench compare-syncs compare-failures compare-creates compare-volumes mount-times acceptance results traces man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs
 
 help:
 	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked'
@@ -38,6 +38,11 @@ help:
 	@echo 'make soak      kills programs in their writes for SOAK_SECONDS=$(SOAK_SECONDS) while others verify; then SOAK_CASES=$(SOAK_CASES) power cuts; then every failure of a device; then 100 rounds of filling and emptying 1 GiB; then a mount of 10^7 inodes'
 	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: 10 minutes instead of 90)'
 	@echo 'make compare-syncs  durable writes, SQLite, PostgreSQL and RocksDB on a volume, on ext4 and on XFS (as root; 40 minutes; SYNCS_ARGS="--rounds 1")'
+	@echo 'make compare-failures  syncs on one device while another one fails, hangs or is slow (5 minutes)'
+	@echo 'make compare-creates   creates of two threads in two slices against those of one thread (2 minutes)'
+	@echo 'make compare-volumes   syncs beside 10^6 inodes and 1 GiB of dirty pages against those on an empty volume (10 minutes, 12 GiB of memory)'
+	@echo 'make mount-times       bytes and seconds of a mount after a kill, with 10^3 and 10^6 inodes and with a full journal'
+	@echo 'make acceptance        the five above, one after the other (as root; one hour, on a machine without other load)'
 	@echo 'make results   the last run of the benchmark into README.md and docs/performance'
 	@echo 'make traces    records page accesses of real programs, and compares kinds of replacement on them (as root; 10 minutes)'
 	@echo 'make build     the release binary $(BIN) and the library that programs load, beside it'
@@ -127,6 +132,27 @@ bench: setup-bench
 compare-syncs: setup-syncs
 	$(CARGO) build --release -p jericho-cli -p jericho-preload
 	scripts/with-ring also scripts/compare-syncs $(BIN) $(TARGET)/syncs $(SYNCS_ARGS)
+
+# A debug build: release builds have no faults to order. All times of a ratio are of the same build.
+compare-failures: setup-demo
+	$(CARGO) build -p jericho-cli $(FAULTS)
+	@rm -rf $(TARGET)/failures
+	scripts/compare-failures $(TARGET)/debug/jericho $(TARGET)/failures $(FAILURES_ARGS)
+
+compare-creates compare-volumes: compare-%:
+	@mkdir -p $(TARGET)/compared
+	$(CARGO) run --release -p jericho-fs --example $* -- $(TARGET)/compared
+
+mount-times:
+	JERICHO_MOUNT_FILES=1000000 $(CARGO) test --release -p jericho-fs --test numbers -- --nocapture a_mount
+
+# One after the other, because they would disturb each other.
+acceptance:
+	@$(MAKE) --no-print-directory compare-creates
+	@$(MAKE) --no-print-directory compare-volumes
+	@$(MAKE) --no-print-directory compare-failures
+	@$(MAKE) --no-print-directory mount-times
+	@$(MAKE) --no-print-directory compare-syncs
 
 results:
 	$(CARGO) run --release -p jericho-bench --bin jericho-results -- $(TARGET)/bench/bench.json
