@@ -1,5 +1,5 @@
 //! Batches, and the controls of the threads that make them durable: the committer (`committer`), and callers that may block
-//! (`leader`). The text below calls both the committer. Each shard has its own.
+//! (`leader`). The text below calls both the committer. Each shard has its own batch and committer.
 //!
 //! Operations on names and attributes change memory and append to the current batch while they hold the `gate` shared. The
 //! committer takes it exclusively for a moment to seal the batch (`seal`). So each of these operations is in one batch as a whole. An
@@ -11,15 +11,15 @@
 //!
 //! Two kinds of files are not in the batch as they are in memory. The size of a file that has grown ends at its first page beyond
 //! the committed size that is not on the device, or at `synced_size` if that is more (`durable_size`). A file that is being
-//! truncated keeps its committed size and extents, and its fsyncs wait for a later batch. Then, with the gate open again:
+//! truncated keeps its committed size and extents, and its fsyncs wait for a later batch. After the sealing, with the gate open again,
+//! the committer
 //!
-//! 1. flush the devices that took data, so that what the batch describes is on them
-//! 2. commit the batch to the store, in most cases with one durable write to its journal
-//! 3. drop what the store now holds itself (overlay entries, attribute values), release the blocks that the batch
-//!    freed, answer the waiting callers. From here on, and not before, the
-//!    blocks may be allocated again or discarded (`discard.rs`)
+//! 1. flushes the devices that took data, so that the data that the batch describes is on them
+//! 2. commits the batch to the store, in most cases with one durable write to its journal
+//! 3. drops what the store now holds itself (overlay entries, attribute values), releases the blocks that the batch
+//!    freed, and answers the waiting callers. Only from then on the blocks may be allocated again or discarded (`discard.rs`)
 //!
-//! A batch for which the metadata region has no space is kept, and the next one is appended to it; its callers get ENOSPC. Any
+//! If the metadata region has no space for a batch, the committer keeps it and appends the next one to it; the callers get ENOSPC. Any
 //! other failure, including that of a flush, ends all changes until the next mount. So does a panic in an operation that holds
 //! the gate: it leaves half an operation in memory and in the batch, which must not become durable.
 
@@ -49,11 +49,11 @@ const BATCH_CHANGES: usize = 32_768;
 
 /// A caller that waits for a commit or a flush.
 pub struct Waiter {
-    /// A file that must not be in the middle of a truncation.
+    /// The file or directory that the waiter syncs, if it is one. During a truncation of the file the waiter waits for a later batch.
     pub inode: Option<Arc<Inode>>,
-    /// Metadata must be committed; else a flush of the devices is enough.
+    /// Whether metadata must be committed. Otherwise a flush of the devices is enough.
     pub commit: bool,
-    /// The shards with data that must be durable, besides those with which the batch becomes durable.
+    /// The shards with data that must be durable, besides those of the batch's group.
     pub data: ShardSet,
     pub done: Done,
 }
@@ -62,7 +62,7 @@ pub struct Waiter {
 #[derive(Default)]
 struct Batch {
     changes: Vec<Change>,
-    /// Inodes whose attributes (of files, extents too) are written as they are at the sealing.
+    /// Inodes whose attributes (and extents, of files) the batch gets as they are at the sealing.
     dirty: Vec<Arc<Inode>>,
     /// Inodes with attribute values in memory.
     xattrs: Vec<Arc<Inode>>,
@@ -79,7 +79,7 @@ struct Cut {
     changes: Vec<Change>,
     xattrs: Vec<Arc<Inode>>,
     dead: Vec<Ino>,
-    /// Files with a data side, which memory may drop when the batch is durable and the file is closed.
+    /// Files with a data side in memory. Memory may drop it when the batch is durable and the file is closed.
     files: Vec<Arc<Inode>>,
     freed: Vec<Blocks>,
     /// See `Batch::links`.
@@ -96,11 +96,11 @@ struct Control {
     deadline: Option<Instant>,
     urgent: bool,
     stop: bool,
-    /// A thread commits, or flushes for waiters.
+    /// Whether a thread leads: it commits, or flushes for waiters.
     is_led: bool,
-    /// The committer has work and waits until no thread leads.
+    /// Whether the committer has work and waits until no thread leads.
     committer_waits: bool,
-    /// The committer sleeps, until this instant if there is one.
+    /// `Some` while the committer sleeps: until this instant, if there is one.
     asleep: Option<Option<Instant>>,
     /// How often the committer has gone to sleep.
     #[cfg(test)]
@@ -117,7 +117,7 @@ impl Control {
         }
     }
 
-    /// Returns whether a commit is due that no caller waits for.
+    /// Returns whether a commit is due even if no caller waits for one.
     fn is_due(&self) -> bool {
         self.urgent || self.deadline.is_some_and(|at| at <= Instant::now())
     }
@@ -128,7 +128,7 @@ pub struct Commits {
     /// An operation on names or attributes holds it shared, and the committer exclusively to seal. Taken before every other lock.
     gate: RwLock<()>,
     batch: Mutex<Batch>,
-    /// The number of changes in the batch. Long ones count more (`Change::weight`).
+    /// The number of changes in the batch. A long change counts as several (`Change::weight`).
     weight: AtomicUsize,
     /// A batch of this many changes is committed at once.
     full_at: usize,
@@ -139,12 +139,12 @@ pub struct Commits {
     armed: AtomicBool,
     interval: Duration,
     control: Mutex<Control>,
-    /// What is sealed and not durable. Locked by the thread that commits it: the one that leads here, or one that leads in another
-    /// shard and commits linked batches. Cuts are locked in the order of their shards, and before all gates.
+    /// The sealed batch that is not durable. The thread that commits it holds the lock: the thread that leads here, or one that leads in
+    /// another shard and commits linked batches. Cuts are locked in the order of their shards, and before all gates.
     cut: Mutex<Cut>,
     /// The committer sleeps here.
     work: Condvar,
-    /// The committer waits here for the last thread that leads, before it ends.
+    /// Before it ends, the committer waits here for the last thread that leads.
     ended: Condvar,
     /// Operations that wait for a smaller batch sleep here.
     room: Condvar,
@@ -159,7 +159,7 @@ pub struct Commits {
 enum Missing {
     /// In the metadata region.
     OnVolume,
-    /// Below it, where a device of the volume has its blocks.
+    /// On the host, where a file of the volume has its blocks.
     OnHost,
 }
 
@@ -235,7 +235,7 @@ impl Commits {
         }
     }
 
-    /// Ends all changes when the calling thread unwinds from a panic, because its operation is half done.
+    /// Ends all changes if the calling thread unwinds from a panic, because its operation is half done.
     pub fn fail_if_panicking(&self) {
         if std::thread::panicking() && self.failure().is_ok() {
             let error = Error::HalfDone;
@@ -246,7 +246,7 @@ impl Commits {
         }
     }
 
-    /// Ends all changes of the shard after an error, unless they have ended. Returns whether they had not.
+    /// Ends all changes of the shard after an error. Returns false if they had ended already.
     pub fn end_changes(&self, error: &Error) -> bool {
         if self.failure().is_err() {
             return false;
@@ -290,7 +290,7 @@ impl Commits {
     /// Adds an inode to those that the batch records when it is sealed.
     pub fn push_dirty(&self, inode: &Arc<Inode>) {
         let mut batch = self.batch.lock();
-        // Under the lock: an inode that is marked is in the batch, so a sync that finds the mark commits the inode.
+        // Under the lock, so that every marked inode is in the batch: a sync that finds the mark commits the inode.
         if inode.dirty.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -319,7 +319,7 @@ impl Commits {
         self.grown(weight);
     }
 
-    /// Counts a change of this weight.
+    /// Adds a weight to that of the batch. Has a full batch committed.
     fn grown(&self, added: usize) {
         let before = self.weight.fetch_add(added, Ordering::Relaxed);
         if before < self.full_at && before + added >= self.full_at {
@@ -354,7 +354,7 @@ impl Commits {
         }
     }
 
-    /// Has the committer call `done` when all changes so far are durable, or after a flush if the waiter needs no commit.
+    /// Has the committer call the waiter's `done` when all changes so far are durable, or after a flush if it needs no commit.
     pub fn enqueue(&self, waiter: Waiter) {
         let mut control = self.control.lock();
         if control.stop {
@@ -390,8 +390,8 @@ impl Commits {
         self.armed.store(false, Ordering::Release);
     }
 
-    /// Logs why changes cannot be stored, and that they can be again: one line for each change of state.
-    /// Returns whether it logged one.
+    /// Logs why changes cannot be stored, or that they can be stored again: one line for each change of state.
+    /// Returns whether it has logged a line.
     fn note_room(&self, error: Option<&Error>) -> bool {
         let missing = error.map(|error| match error.is_full_volume() {
             true => Missing::OnVolume,

@@ -20,13 +20,13 @@ pub fn run(core: &Core, id: ShardId) {
                 tracing::debug!(%error, "no room for a checkpoint of the metadata store");
                 shard.checkpoints.try_later();
             }
-            // The commit of a settlement has failed and ended all changes, or the filesystem is being closed.
+            // The settlement's commit has failed and ended all changes, or the filesystem is being closed.
             Err(_) if work == Work::Settle => {}
             Err(error) => return core.end_changes(ShardSet::one(id), &error),
             Ok(()) if work == Work::Settle => {}
             Ok(()) => {
                 let need = match shard.store.checkpoint_need() {
-                    // A device has refused an image.
+                    // A device has refused an image, so the next checkpoint tries it again.
                     CheckpointNeed::None if !core.allocator.logged_of(id).is_empty() => {
                         CheckpointNeed::AtLast
                     }

@@ -1,7 +1,7 @@
-//! When the next checkpoint of the metadata store is due, or the next settlement of images (`settle`).
+//! Decides when the next checkpoint of the metadata store is due, or the next settlement of images (`settle`).
 //!
-//! A commit leaves its rows in the journal and in memory. The committer says after each commit how soon a checkpoint is wanted. The
-//! checkpointer sleeps without a timeout while redb has everything.
+//! A commit leaves its rows in the journal and in memory. After each commit the committer notes how soon the store wants a checkpoint. The
+//! checkpointer sleeps without a timeout while redb has all rows.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ struct Control {
     due: Option<Instant>,
     /// The end of the pause after a checkpoint without room.
     not_before: Option<Instant>,
-    /// Images should be settled soon.
+    /// Whether images should be settled soon.
     settle: bool,
     /// The end of the pause after a settlement that a device refused.
     settle_not_before: Option<Instant>,
@@ -74,8 +74,8 @@ impl Checkpoints {
         }
     }
 
-    /// Leaves images alone for a while, because a device has refused one: every batch would ask for the next attempt. The
-    /// checkpoints go on.
+    /// Ignores `note_settlement` for a while, because a device has refused an image: every batch would ask for the next attempt.
+    /// Checkpoints go on.
     pub fn settlement_failed(&self) {
         self.control.lock().settle_not_before = Some(Instant::now() + AGE_MAX);
     }
@@ -108,7 +108,7 @@ impl Checkpoints {
         }
     }
 
-    /// Makes a checkpoint due after a pause, because there was no room for this one.
+    /// Makes a checkpoint due after a pause, because there was no room for the last one.
     pub fn try_later(&self) {
         let at = Instant::now() + RETRY;
         let mut control = self.control.lock();

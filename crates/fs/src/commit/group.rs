@@ -1,7 +1,7 @@
 //! A group of shards whose batches become durable together.
 //!
-//! Most groups have one shard. A group has more after an operation that changed several shards at once. Only the thread that has locked
-//! the cuts of all its shards commits a group.
+//! Most groups have one shard. A group has more after an operation that changed several shards at once. A thread locks the cuts of all
+//! shards of a group before it commits the group.
 
 use std::sync::atomic::Ordering;
 
@@ -15,7 +15,7 @@ use crate::shard::{ShardId, ShardSet};
 use crate::store::{Change, Prepared, Requirement};
 use crate::types::Ino;
 
-/// Overlay entries dropped under one hold of a directory's lock.
+/// Most overlay entries that are dropped under one hold of a directory's lock.
 const SETTLE_ENTRIES: usize = 128;
 
 /// The cuts of a group, locked.
@@ -31,7 +31,7 @@ pub(super) struct Group<'a> {
 }
 
 impl Drop for Group<'_> {
-    /// Ends the changes of all shards of the group if the thread panics: a batch may be half sealed, or durable in part.
+    /// Ends the changes of all shards of the group if the thread panics: a batch may be half sealed, or the group durable in part.
     fn drop(&mut self) {
         for shard in self.core.shards.of_set(self.set) {
             shard.commits.fail_if_panicking();
@@ -40,7 +40,7 @@ impl Drop for Group<'_> {
 }
 
 impl<'a> Group<'a> {
-    /// Waits for the threads that commit batches of these shards, and keeps others from doing so.
+    /// Locks the cuts of these shards: waits for other threads that commit their batches.
     pub fn lock(core: &'a Core, set: ShardSet) -> Group<'a> {
         let lock = |id| (id, core.shards.get(id).commits.cut.lock());
         let cuts = set.iter().map(lock).collect();
@@ -53,7 +53,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Makes the data durable that waiters need besides the batches. Takes out the waiters whose data is on a device that fails.
+    /// Makes the data that waiters need besides the batches durable. Takes out the waiters whose data is on a failed device.
     pub fn flush_for(&mut self, waiters: &mut Vec<Waiter>) {
         let Err(error) = flush(self.core, self.data) else {
             return;
@@ -67,8 +67,8 @@ impl<'a> Group<'a> {
             .extend(lost.map(|waiter| (waiter, error.clone())));
     }
 
-    /// Makes the sealed batches durable, after the data that they describe. After an error nothing of them is durable; they stay sealed
-    /// after ENOSPC, and any other error ends the changes of all shards of the group.
+    /// Makes the sealed batches durable, after the data that they describe. After ENOSPC they stay sealed, and none is durable. Any other
+    /// error ends the changes of all shards of the group.
     pub fn commit(&mut self) -> Result<()> {
         let core = self.core;
         let mut shards = core.shards.of_set(self.set);
@@ -133,7 +133,7 @@ impl<'a> Group<'a> {
 /// A prepared batch of a group.
 struct Linked<'a> {
     batch: Prepared<'a>,
-    /// What the other batches require to become durable together with this one. `None`: this one changes nothing.
+    /// The requirement by which the other batches name this one. `None`: this one changes nothing.
     own: Option<Requirement>,
 }
 
@@ -144,7 +144,7 @@ impl<'a> Linked<'a> {
         Ok(Linked { batch, own })
     }
 
-    /// Makes the batch durable. It then counts only with all others.
+    /// Makes the batch durable. It counts only with all others.
     fn append(&mut self, all: &[Requirement]) -> Result<()> {
         let others = all.iter().filter(|one| self.own != Some(**one)).copied();
         self.batch.append(&others.collect::<Vec<_>>())
@@ -152,15 +152,15 @@ impl<'a> Linked<'a> {
 }
 
 /// Makes batches durable that count only together: those for the journals at the same time, then the one for redb, if there is one.
-/// No other batch is appended to these stores before all are durable or one has failed, so a recovery has to ask only for
-/// the last batch of each journal.
+/// No other batch is appended to these stores before all are durable or one has failed, so a recovery has to check only the
+/// requirements of the last batch of each journal.
 fn append_linked(batches: &mut [Linked<'_>]) -> Result<()> {
     let all: Vec<Requirement> = batches.iter().filter_map(|linked| linked.own).collect();
     let (mut for_redb, mut for_journals): (Vec<_>, Vec<_>) = batches
         .iter_mut()
         .partition(|linked| linked.batch.is_for_redb());
     if for_redb.len() > 1 {
-        // Each of them would count without the other. A checkpoint, or a removal, makes room in one of the regions.
+        // Each of them would count without the other. Later a checkpoint, or a removal, makes room in one of the regions.
         return Err(ENOSPC);
     }
     let all = &all[..];
@@ -183,8 +183,8 @@ fn append_linked(batches: &mut [Linked<'_>]) -> Result<()> {
         .try_for_each(|linked| linked.append(all))
 }
 
-/// Makes the data in the slices of these shards durable that was written before the call. An error ends the changes of the shards on the
-/// device that failed.
+/// Makes durable what was written to the slices of these shards before the call. An error ends the changes of the shards on the
+/// failed device.
 pub(super) fn flush(core: &Core, data: ShardSet) -> Result<()> {
     core.flushes.flush(core.devices_of(data)).map_err(|error| {
         let error = Error::from(error);
@@ -193,7 +193,7 @@ pub(super) fn flush(core: &Core, data: ShardSet) -> Result<()> {
     })
 }
 
-/// Drops from memory what a shard's store has, now that its batch is durable.
+/// Drops from memory what a shard's store has since its batch is durable, and releases the blocks that the batch freed.
 fn settle(core: &Core, id: ShardId, cut: Cut) {
     let shard = core.shards.get(id);
     shard.commits.durable.store(cut.seq, Ordering::Release);

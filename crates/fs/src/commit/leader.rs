@@ -2,10 +2,10 @@
 //!
 //! A caller leaves its callback with the others (`Control::waiters`). If no thread commits, the caller leads: it takes all callbacks,
 //! seals the batch, commits, and calls them. Otherwise it goes on, and the thread that leads serves its callback in the next round.
-//! So a caller that commits alone wakes no other thread. The committer leads like any caller, for callers that must not block, for
-//! intervals, and when a caller has led `ROUNDS_MAX` rounds.
+//! So a caller that commits alone wakes no other thread. The committer leads like any caller: for callers that must not block, after
+//! each interval, and when a caller has led `ROUNDS_MAX` rounds.
 //!
-//! A thread calls callbacks when it no longer leads, and without locks.
+//! A thread calls callbacks when it no longer leads and holds no lock.
 
 use super::group;
 use super::seal::seal;
@@ -18,8 +18,8 @@ use crate::shard::{ShardId, ShardSet};
 /// Number of rounds that one caller leads at most, so that its own call ends under any load.
 const ROUNDS_MAX: usize = 16;
 
-/// Commits a shard's batch for a waiter, and for all others that wait, in the calling thread; or leaves the waiter with the thread that commits at
-/// the moment. The calling thread may block, holds no lock of a file and not the gate. Runs callbacks of others.
+/// Commits a shard's batch in the calling thread, for this waiter and all others; or leaves the waiter with the thread that is
+/// committing. The calling thread may block, holds no lock of a file and not the gate. Runs callbacks of other callers.
 pub fn lead(core: &Core, shard: ShardId, waiter: Waiter) {
     let commits = &core.shards.get(shard).commits;
     if let Err(waiter) = commits.leave(waiter) {
@@ -63,7 +63,7 @@ impl Commits {
             if has_work && !control.is_led {
                 return Some(self.take_round(&mut control));
             }
-            // With work, the thread that leads wakes the committer at its end.
+            // If there is work, another thread leads, and wakes the committer at its end.
             let until = if has_work { None } else { control.deadline };
             control.committer_waits = has_work;
             control.asleep = Some(until);
@@ -140,7 +140,7 @@ impl Round<'_> {
 
 impl Drop for Round<'_> {
     fn drop(&mut self) {
-        // The batch may be half sealed, or its changes half in memory.
+        // A panic may leave the batch half sealed, or its overlay half released.
         self.commits.fail_if_panicking();
         let mut control = self.commits.control.lock();
         control.is_led = false;
@@ -158,7 +158,7 @@ impl Drop for Round<'_> {
     }
 }
 
-/// Calls the waiters when it is dropped. If one of them panics, calls the others before the panic goes on.
+/// Calls the waiters' callbacks when it is dropped. If one panics, calls the others before the panic goes on.
 struct Answers {
     waiters: Vec<Waiter>,
     result: Result<()>,
@@ -179,7 +179,7 @@ impl Drop for Answers {
     }
 }
 
-/// Wakes the committer when a caller ends its rounds, also by a panic, and there are waiters that no thread serves.
+/// Wakes the committer if a caller ends its rounds, also by a panic, and leaves waiters that no thread serves.
 struct HandsOver<'a>(&'a Commits);
 
 impl Drop for HandsOver<'_> {

@@ -1,8 +1,8 @@
 //! Seals the batches of a group of shards.
 //!
-//! The group has every shard to which a batch in it is linked. The changes of an inode go into the batch of its own shard, but those of
+//! The group has every shard to which one of its batches is linked. The changes of an inode go into the batch of its own shard, but those of
 //! bitmaps go into the batch of the blocks' shard, because its store has the bitmap. If that shard is not in the group, the inode waits
-//! for the next batch, which is linked to it.
+//! for the next batch, which is linked to that shard.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,8 +21,8 @@ use crate::shard::{ShardId, ShardSet};
 use crate::store::Change;
 use crate::types::{Ino, Kind, SliceId};
 
-/// Seals the batch of a shard and those that must become durable with it. Each is appended to a batch that an earlier attempt could
-/// not commit. `waiters` wait for the batch of `first`; takes those out for whom it is not enough.
+/// Seals the batch of a shard and those that must become durable with it. Appends each to the sealed batch that an earlier attempt could
+/// not commit, if there is one. `waiters` wait for the batch of `first`; takes out the waiters for which it is not enough.
 pub(super) fn seal<'a>(core: &'a Core, first: ShardId, waiters: &mut Vec<Waiter>) -> Group<'a> {
     let mut set = ShardSet::one(first);
     loop {
@@ -50,7 +50,7 @@ pub(super) fn seal<'a>(core: &'a Core, first: ShardId, waiters: &mut Vec<Waiter>
 }
 
 impl<'a> Group<'a> {
-    /// Keeps operations out of the group's batches.
+    /// Closes the gates, so that no operation changes the group's batches.
     fn close_gates(&self) -> Vec<RwLockWriteGuard<'a, ()>> {
         let shards = self.core.shards.of_set(self.set);
         shards.map(|shard| shard.commits.gate.write()).collect()
@@ -67,14 +67,14 @@ impl<'a> Group<'a> {
     }
 }
 
-/// An inode that this batch leaves as it was, or has only in part.
+/// An inode whose changes the batch does not have, or only in part.
 struct Held {
     inode: Arc<Inode>,
-    /// The shards that the batch with the inode needs besides its own.
+    /// The shards outside of the group with which the inode's batch must be linked.
     strays: ShardSet,
-    /// The batch was to remove the inode.
+    /// Whether the batch was to remove the inode.
     is_dead: bool,
-    /// The failure that ended the changes of a shard that the batch needs. No batch can have the inode's changes.
+    /// The failure that ended the changes of such a shard. No batch can have the inode's changes.
     lost: Option<Error>,
 }
 
@@ -85,14 +85,14 @@ impl Held {
         // If the changes of the inode's own shard have ended, a link would end those of the shards that the inode needs, too.
         if self.lost.is_some() || commits.failure().is_err() {
             if self.is_dead {
-                // It stays an orphan, and a later mount removes it.
+                // The inode stays an orphan, and a later mount removes it.
                 core.leaving.remove(&[self.inode.ino]);
             }
             return;
         }
         if self.strays != ShardSet::default() {
             commits.link(self.strays);
-            // A sync of a directory commits them. No thread seals the next batch while the cut is locked.
+            // So a sync of a directory commits the next batch. No thread seals it while the cut is locked.
             let shard = core.shards.map().of_ino(self.inode.ino);
             (core.shared_flushes.operations).note(shard, commits.seq());
         }
@@ -103,7 +103,7 @@ impl Held {
     }
 }
 
-/// The sealing of a group's batches, in closed gates.
+/// The sealing of a group's batches, while the gates are closed.
 struct Sealing<'s, 'a> {
     core: &'a Core,
     group: &'s mut Group<'a>,
@@ -137,7 +137,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
                 cut.changes
                     .push(Change::PutValue(INODES_NAME, inodes.sealed()));
             }
-            // In the gate: an image is in the batch that has its extent.
+            // While the gate is closed, so that an image is in the batch that has its extent.
             let logged = self.core.allocator.logged_of(id);
             cut.changes.extend(logged.take_changes());
         }
@@ -154,12 +154,12 @@ impl<'s, 'a> Sealing<'s, 'a> {
         commits.seq.store(cut.seq + 1, Ordering::Release);
         cut.changes.append(&mut batch.changes);
         cut.xattrs.append(&mut batch.xattrs);
-        // Also those that only another batch names: if there is no room for the group, the batches stay together.
+        // All shards of the group, also those that only another batch names: if there is no room, the batches stay together.
         cut.links.extend(self.group.set);
         batch
     }
 
-    /// Returns which of these slices are of shards outside of the group.
+    /// Returns the shards of these slices that are outside of the group.
     fn strays(&self, slices: impl Iterator<Item = SliceId>) -> ShardSet {
         let map = self.core.shards.map();
         if map.count() == 1 {
@@ -171,7 +171,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
             .collect()
     }
 
-    /// Returns why the batch cannot have changes that need these shards: the changes of one have ended.
+    /// Returns the failure that ended the changes of one of these shards, if there is one.
     fn failure_of(&self, set: ShardSet) -> Option<Error> {
         let mut shards = self.core.shards.of_set(set);
         shards.find_map(|shard| shard.commits.failure().err())
@@ -181,7 +181,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
         &mut self.group.cuts[at].1
     }
 
-    /// Moves the changes of bitmaps that are in the batch of `at` from the change `from` on to the batches of the blocks' shards.
+    /// Moves the changes of bitmaps, from change `from` of the batch at `at` on, to the batches of the blocks' shards.
     fn route(&mut self, at: usize, from: usize) {
         let map = self.core.shards.map();
         if self.group.cuts.len() == 1 {
@@ -206,14 +206,14 @@ impl<'s, 'a> Sealing<'s, 'a> {
         }
     }
 
-    /// Writes an inode's state into the batch of its shard. If a truncation is in progress, the batch keeps the committed size and
-    /// extents, and also if the extents change blocks of a shard outside of the group. The inode then waits for the next batch. If that
+    /// Writes an inode's state into the batch of its shard. The batch keeps the committed size and extents if a truncation is in
+    /// progress, or if the extents change blocks of a shard outside of the group. The inode then waits for the next batch. If that
     /// shard has failed, no batch gets the size and the extents.
     fn snapshot(&mut self, at: usize, inode: Arc<Inode>) {
         let (seq, from) = (self.cut(at).seq, self.cut(at).changes.len());
-        // Before `dirty` is cleared: a sync that finds the inode clean must find that this batch, which is not durable, has it.
+        // Before `dirty` is cleared: a sync that finds the inode clean must find that it is in this batch, which is not durable.
         inode.included_in.store(seq, Ordering::Release);
-        // Before its state is read: a change from here on puts it into the next batch.
+        // Before its state is read: a change from here on puts the inode into the next batch.
         inode.dirty.store(false, Ordering::Release);
         let mut meta = inode.meta.write();
         if meta.buried {
@@ -291,7 +291,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
         }
     }
 
-    /// Adds the changes of a file's extents to the batch. Changes nothing if they need shards outside of the group, and returns these.
+    /// Adds the changes of a file's extents to the batch, unless they need shards outside of the group. Returns these shards.
     fn differences(&mut self, at: usize, inode: &Inode, map: &mut Map) -> ShardSet {
         let strays = self.strays(map.changed_slices());
         if map.has_changes() && strays == ShardSet::default() {
@@ -302,7 +302,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
         strays
     }
 
-    /// Adds the removal of an inode to the batch of its shard, or has it wait if it has blocks of a shard outside of the group.
+    /// Adds the removal of an inode to the batch of its shard. If the inode has blocks of a shard outside of the group, it waits.
     fn bury(&mut self, at: usize, inode: Arc<Inode>) {
         let from = self.cut(at).changes.len();
         let ino = inode.ino;
@@ -347,7 +347,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
     }
 }
 
-/// Takes out the waiters whose files no batch can have, or whose data is on a device that has failed. Returns them with the reason.
+/// Takes out the waiters whose file's changes no batch can have, or whose data is on a failed device. Returns them with the reason.
 fn refuse(core: &Core, held: &[Held], waiters: &mut Vec<Waiter>) -> Vec<(Waiter, Error)> {
     let mut refused = Vec::new();
     for waiter in std::mem::take(waiters) {
@@ -364,28 +364,28 @@ fn refuse(core: &Core, held: &[Held], waiters: &mut Vec<Waiter>) -> Vec<(Waiter,
     refused
 }
 
-/// Takes out the waiters for whom this batch is not enough, because it left their files as they were.
+/// Takes out the waiters whose file's changes are not in this batch: they wait for a later one.
 fn postpone(commits: &Commits, held: &[Held], waiters: &mut Vec<Waiter>) {
-    // Dropped after the lock is released.
+    // Declared before the lock, so that the files are dropped after it is released.
     let files: Vec<_> = waiters
         .iter()
         .map(|waiter| waiter.inode.as_ref()?.file.lock().clone())
         .collect();
-    // The next batch has them, together with the batches of the other shards.
+    // The next batch, linked to these shards, has the inodes.
     let has_strays = held.iter().any(|held| held.strays != ShardSet::default());
     let mut control = commits.control.lock();
     for (waiter, file) in std::mem::take(waiters).into_iter().zip(&files) {
         let is = |inode: &Arc<Inode>| held.iter().any(|held| Arc::ptr_eq(&held.inode, inode));
         if file.as_ref().is_some_and(|file| file.is_in_truncation()) {
-            // Under the lock: when the truncation ends, it finds the waiter there (`released`).
+            // Under the lock, so that the end of the truncation finds the waiter there (`released`).
             control.postponed.push(waiter);
         } else if waiter
             .inode
             .as_ref()
             .map_or(waiter.commit && has_strays, is)
         {
-            // The truncation ended after the batch was sealed, or there was none. The next batch has the file. A caller that names no
-            // file waits for all.
+            // The truncation ended after the batch was sealed, or there was none. The next batch has the file. A waiter that names no
+            // file waits for all files.
             control.waiters.push(waiter);
         } else {
             waiters.push(waiter);
@@ -400,7 +400,7 @@ fn durable_size(file: &File, committed: u64, size: u64) -> u64 {
         file.size_pending.store(false, Ordering::Release);
         return size;
     }
-    // Before asking: a write-back that ends from here on finds it set and brings the inode back (`write_back_ended`).
+    // Before the question below: a write-back that ends from here on finds the flag and marks the inode dirty (`write_back_ended`).
     file.size_pending.store(true, Ordering::Release);
     // The cache keeps a page dirty until the map records its new place. A page that has blocks and is not dirty was
     // never written: it was reserved ahead and is now a gap, so it reads as zeros.

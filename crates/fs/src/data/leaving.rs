@@ -3,7 +3,7 @@
 //! close(2) and unlink(2) return before the daemon learns of them. The kernel sends RELEASE and FORGET later, and the space is
 //! free only when the next batch is durable. On a local filesystem the space is free when the calls return. A write that finds
 //! no space therefore waits while a file without a name exists, but at most for [`PATIENCE`]: the kernel does not tell whether
-//! the file is still open or about to be released. If a write has waited for a file in vain, later writes do not wait for it. A
+//! the file is still open or about to be released. If a write has waited for a file in vain, later writes do not wait for that file. A
 //! waiting write takes any space that becomes free meanwhile, not only the space of these files.
 
 use std::collections::HashMap;
@@ -33,7 +33,7 @@ struct LeavingState {
     waiters: usize,
     /// Longest wait, if it is not `PATIENCE`.
     patience: Option<Duration>,
-    /// All waits have ended, and no new ones begin.
+    /// Whether all waits must end, and no new ones may begin.
     closed: bool,
 }
 
@@ -41,15 +41,15 @@ struct LeavingState {
 struct Nameless {
     /// Number of files added before this one.
     added_before: u64,
-    /// A write waited for the file in vain.
+    /// Whether a write has waited for the file in vain.
     in_vain: bool,
 }
 
 /// Limits of a write's wait.
 struct Wait {
     until: Instant,
-    /// Value of `LeavingState::added` when the wait began. The write also waits for files added later. It waits for them less
-    /// than its full time, so the end of its time does not mark them as `in_vain`.
+    /// Value of `LeavingState::added` when the wait began. The write also waits for files that are added later, but for less than
+    /// its full time, so the end of the time does not mark them as `in_vain`.
     added: u64,
 }
 
@@ -115,7 +115,7 @@ impl Leaving {
         self.changed.notify_all();
     }
 
-    /// Wakes the waiting writes. Called after blocks became free.
+    /// Wakes the waiting writes, after blocks became free.
     pub fn freed(&self) {
         self.state.lock().freed += 1;
         self.changed.notify_all();
@@ -208,7 +208,7 @@ impl Leaving {
         if let Some(result) = attempt() {
             return result;
         }
-        // A batch that is not durable yet may have freed the space. If the metadata region is too full for that batch, no
+        // A batch that is not durable yet may free the space. If the metadata region is too full for that batch, no
         // removal becomes durable, so waiting for files is useless. One more attempt follows, because a discard may hold free
         // blocks.
         let mut is_last = match commit() {
@@ -280,7 +280,7 @@ mod tests {
             leaving.remove(&[7]);
             assert_eq!(waiter.join().unwrap(), End::Freed);
         });
-        // A file that left between the attempt and the wait counts too.
+        // A file that left between the attempt and the wait counts, too.
         assert_eq!(leaving.wait(8, freed, &leaving.long(), never), End::Freed);
         assert_eq!(
             leaving.wait(8, leaving.freed_so_far(), &leaving.long(), never),

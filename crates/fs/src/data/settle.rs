@@ -1,4 +1,4 @@
-//! Settles live images: writes the contents that are in the journal into their blocks, so that the journal can be freed.
+//! Settles live images: writes them into their blocks, so that the journal can be freed.
 
 use jericho_format::PAGE_BYTES;
 use jericho_storage::AlignedBuffer;
@@ -9,11 +9,11 @@ use crate::logged::Settlement;
 use crate::shard::ShardId;
 use crate::store::Block;
 
-/// Number of pages that one write takes at most: 1 MiB.
+/// Most pages of one write: 1 MiB.
 const PAGES_AT_ONCE: usize = 256;
 
-/// Settles the images of a shard that are live now, and makes that durable. If a device fails, the images of its pages stay in the
-/// journal and in the store, where they harm nothing. Does nothing on a volume that is mounted for reading.
+/// Settles the live images of a shard durably. If a device fails, its images stay in the journal or the store, where they do no
+/// harm. Does nothing on a volume that is mounted for reading.
 pub(crate) fn settle(core: &Core, shard: ShardId) -> Result<()> {
     let logged = core.allocator.logged_of(shard);
     if logged.is_empty() || core.options.read_only {
@@ -43,7 +43,7 @@ pub(crate) fn settle(core: &Core, shard: ShardId) -> Result<()> {
         tracing::warn!("{error}; synced pages stay in the journal until the device takes them");
         core.shards.get(shard).checkpoints.settlement_failed();
     }
-    // A commit without a reason would ask for the next settlement at once, while many images cannot be settled.
+    // Commits only if there is a reason. While many images cannot be settled, each commit would ask for the next settlement at once.
     match is_settled || logged.has_changes() {
         true => core.commit_shard_now(shard),
         false => Ok(()),
@@ -66,7 +66,7 @@ fn write(core: &Core, settlement: &Settlement<'_>, copy: &mut AlignedBuffer) -> 
     Ok(())
 }
 
-/// Makes a checkpoint of a shard's store, after the images are settled: redb then need not store them.
+/// Settles the images of a shard, so that redb need not store them, and makes a checkpoint of the shard's store.
 pub(crate) fn checkpoint(core: &Core, shard: ShardId) -> Result<()> {
     if let Err(error) = settle(core, shard) {
         tracing::debug!(%error, "the images are not settled");

@@ -1,25 +1,25 @@
 //! Syncs that share flushes, in the threads of their callers. The committer flushes on its own.
 //!
-//! A thread that asks while another thread flushes the device leaves its callback there and goes on. When that flush has ended, the
-//! other thread flushes once more, for all callbacks that were left meanwhile, and calls them. So one thread waits for each device
-//! at most, and a flush serves every sync that has written its data before the flush began. After `ROUNDS_MAX` flushes the thread hands
+//! If another thread is flushing the device, the caller leaves its callback there and goes on. When that flush has ended, the
+//! other thread flushes once more, for all callbacks that were left meanwhile, and calls them. So at most one thread waits for each device,
+//! and a flush serves every sync that has written its data before the flush began. After `ROUNDS_MAX` flushes the thread hands
 //! the callbacks that are left to the committer, so that its own call ends under any load.
 //!
 //! # Gathering
-//! A sync that writes its pages at the moment will need a flush when the write has ended (`Coming`). A flush that begins before that does not
-//! cover it. So while there are such syncs, no thread begins a flush: the callbacks wait, and the last of those syncs flushes for all. No
-//! thread sleeps for that.
+//! A sync that is writing its pages will need a flush when the write has ended (`Coming`). A flush that begins before that does not
+//! cover these pages. So while there are such syncs, no thread begins a flush: the callbacks wait, and the last of those syncs flushes for
+//! all. No thread sleeps for that.
 //!
 //! ```text
-//!   nobody leads ──a callback, and nobody comes──▶ led ──no callback left──▶ nobody leads
-//!        │                                         ▲ │
-//!        └──a callback, others come──▶ gathers ────┘ └──callbacks left, others come──▶ gathers
-//!                                        the last one of those comes, or needs no flush
+//!   not led ──a callback, no sync comes──▶ led ──no callback left──▶ not led
+//!      │                                   ▲ │
+//!      └──a callback, syncs come──▶ gathers┘ └──callbacks left, syncs come──▶ gathers
+//!                                     the last of these syncs comes, or needs no flush
 //! ```
 //!
-//! A gathering waits only for syncs that had begun before it (`FlushQueue::generation`), so callbacks wait for one write of each of these
-//! at most. A sync alone meets nobody and flushes at once. A sync that turns out to need no flush, or fails, flushes for the others nevertheless if
-//! it is the last one.
+//! A gathering waits only for syncs that began before it (`FlushQueue::generation`), so callbacks wait for at most one write of each of these.
+//! A sync that is alone flushes at once. If the last sync turns out to need no flush, or fails, its thread still flushes for the
+//! others.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ use crate::types::Done;
 /// Number of flushes of a device that one call makes at most.
 const ROUNDS_MAX: usize = 16;
 
-/// The syncs that wait for flushes, by device, and what tells a sync that it needs no commit.
+/// The syncs that wait for flushes, by device, and the newest operations, by which a sync knows whether it must commit.
 pub struct SharedFlushes {
     devices: Vec<Mutex<FlushQueue>>,
     pub operations: NewestOperations,
@@ -41,29 +41,29 @@ pub struct SharedFlushes {
 
 #[derive(Default)]
 struct FlushQueue {
-    /// A thread flushes, and will look at `waiting` afterwards.
+    /// Whether a thread flushes, and will look at `waiting` afterwards.
     is_led: bool,
-    /// The callbacks wait for the last caller of the generation before this one.
+    /// Whether the callbacks wait for the last caller of the previous generation.
     gathers: bool,
     waiting: Vec<Done>,
     /// The generation of the callers that begin now.
     generation: Generation,
-    /// Callers that write, and then need a flush. Without `gathers`, there are only callers of this generation.
+    /// By generation: the number of callers that are writing and will then need a flush. Without `gathers`, all are of `generation`.
     coming: [usize; 2],
 }
 
-/// The callers that have begun before or after the last gathering.
+/// Distinguishes callers that began before the last gathering from those that began after it: 0 or 1 in turn.
 type Generation = usize;
 
 impl FlushQueue {
-    /// Takes the lead, unless another thread has it, no callback waits, or a caller comes soon that takes it.
+    /// Takes the lead, unless another thread has it, no callback waits, or a caller that is writing will take it.
     fn take_lead(&mut self) -> bool {
         if self.is_led || self.waiting.is_empty() {
             return false;
         }
         if !self.gathers && self.coming[self.generation] > 0 {
             self.gathers = true;
-            // Callers that begin from here on are not waited for, so the flush comes after one write at the latest.
+            // The gathering does not wait for callers that begin from here on, so the flush comes after one write at the latest.
             self.generation ^= 1;
         }
         if self.gathers && self.coming[self.generation ^ 1] > 0 {
@@ -81,8 +81,8 @@ impl FlushQueue {
     }
 }
 
-/// A caller that writes data to a device, and then needs a flush. Callbacks may wait for it. If it is dropped, the caller needs no flush; its
-/// thread may then flush for the others, or hand them over when it panics.
+/// A caller that writes data to a device, and then needs a flush. Callbacks may wait for it. Dropping it says that the caller needs no
+/// flush. The dropping thread may then flush for the others, or hand them over if it panics.
 pub struct Coming<'a> {
     queue: &'a Mutex<FlushQueue>,
     device: u16,
@@ -93,7 +93,7 @@ pub struct Coming<'a> {
 }
 
 impl Coming<'_> {
-    /// Leaves the caller's callback for the device, with those that wait for it.
+    /// Leaves the caller's callback with those that wait for the device.
     fn come(mut self, done: Done) {
         let own = self.generation.take();
         let left = leave(self.queue, self.data, self.device, own, done);
@@ -129,7 +129,7 @@ impl SharedFlushes {
         }
     }
 
-    /// Records that the caller is about to write data to a device, and to sync it then. The thread may block. `hand_over` is that of
+    /// Records that the caller is about to write data to a device and then to sync it. The calling thread may block. `hand_over` is as in
     /// `flush`.
     pub fn begin<'a>(
         &'a self,
@@ -153,10 +153,10 @@ impl SharedFlushes {
         }
     }
 
-    /// Makes durable what was written to `devices` before the call, then calls `done`: in this thread, or in another one that flushes
-    /// already or soon. Without data that needs it, flushes nothing. May run the callbacks of other threads. The calling thread may block.
-    /// `coming` is from the caller's `begin`. `hand_over` takes callbacks that are left after many rounds, and has another thread flush for
-    /// them.
+    /// Makes data that was written to `devices` before the call durable, then calls `done`: in this thread, or in another one that is
+    /// flushing or soon will. Skips devices whose data is durable. May run the callbacks of other threads. The calling thread may
+    /// block. `coming` is from the caller's `begin`. `hand_over` takes callbacks that are left after many rounds, and has another thread
+    /// flush for them.
     pub fn flush(
         &self,
         data: &DataFlushes,
@@ -167,7 +167,7 @@ impl SharedFlushes {
     ) {
         let mut needed = devices;
         needed.retain(|device| data.needs_flush(*device));
-        // Callbacks of the caller's device do not wait for flushes of the others.
+        // The caller's own device comes first, so that its callbacks do not wait for flushes of the other devices.
         let own = coming.as_ref().map(|coming| coming.device);
         match needed.iter().position(|device| Some(*device) == own) {
             Some(at) => needed.swap(0, at),
@@ -201,8 +201,8 @@ impl SharedFlushes {
     }
 }
 
-/// Leaves a callback with the others of a device. Flushes until none is left, unless another thread does that now or soon. Returns the
-/// callbacks that are left after `ROUNDS_MAX` flushes.
+/// Leaves a callback with the others of a device. Flushes until none is left, unless another thread is doing that or soon will. Returns
+/// the callbacks that are left after `ROUNDS_MAX` flushes.
 fn leave(
     queue: &Mutex<FlushQueue>,
     data: &DataFlushes,
@@ -222,7 +222,7 @@ fn leave(
     lead(queue, data, device)
 }
 
-/// Flushes a device until no callback is left, or until others come soon. The caller has taken the lead. Returns the callbacks that are left
+/// Flushes a device until no callback is left, or a gathering begins. The caller has taken the lead. Returns the callbacks that are left
 /// after `ROUNDS_MAX` flushes.
 fn lead(queue: &Mutex<FlushQueue>, data: &DataFlushes, device: u16) -> Vec<Done> {
     let lead = Lead(queue);
@@ -269,7 +269,7 @@ impl AllDevices {
 struct Lead<'a>(&'a Mutex<FlushQueue>);
 
 impl Lead<'_> {
-    /// Returns whether the caller has to flush once more, and leads on.
+    /// Returns whether the caller has to flush once more and keeps the lead.
     fn goes_on(&self) -> bool {
         let mut queue = self.0.lock();
         queue.is_led = false;

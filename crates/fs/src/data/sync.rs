@@ -1,8 +1,8 @@
-//! fsync, fdatasync and ranges: writes the data to the device, and then the metadata needed to find it.
+//! Syncs of files, ranges and directories: writes the data to the device, and then the metadata needed to find it.
 //!
 //! A caller that may block writes a few dirty pages itself (`Slice::sync_small`). It then flushes the devices itself, too
 //! (`shared_flushes`), or commits itself if the file has metadata that is not durable (`commit/leader.rs`): no other thread takes
-//! part. If it commits, the pages go into the batch in place of their blocks (`logged`), so the sync is one durable write.
+//! part. If the caller commits, the pages go into the batch and not into their blocks (`logged`), so the sync is one durable write.
 //!
 //! Otherwise the cache writes the data back and reports the completion in a thread of the slice, which must not wait. That thread
 //! passes the request to the committer. The committer flushes the devices and, if the file has metadata that is not durable,
@@ -29,15 +29,15 @@ use crate::types::{Ino, SliceId};
 
 impl Fs {
     /// Writes the file's data back, flushes it and commits its metadata, as fsync and fdatasync do. With `datasync` commits
-    /// only the metadata needed to read the data. Pages whose write-back has failed are tried again; `File::report_errors` tells
-    /// of such a failure. May call `done` in another thread.
+    /// only the metadata needed to read the data. Tries pages whose write-back has failed again; `File::report_errors` reports
+    /// the failure. May call `done` in another thread.
     pub fn fsync(&self, file: &Arc<File>, datasync: bool, done: Done) {
         let scope = if datasync { Scope::Data } else { Scope::All };
         self.sync_pages(file, 0..PAGES, scope, Caller::MustNotBlock, done);
     }
 
-    /// Does the same as `fsync`, but in the calling thread where this wakes fewer threads. The calling thread may have to wait
-    /// for devices, and may run the callbacks of other syncs. It holds no lock of a file.
+    /// Does the same as `fsync`, in the calling thread where this wakes fewer threads. The calling thread may wait
+    /// for devices and run the callbacks of other syncs. It holds no lock of a file.
     pub fn fsync_blocking(&self, file: &Arc<File>, datasync: bool, done: Done) {
         let scope = if datasync { Scope::Data } else { Scope::All };
         self.sync_pages(file, 0..PAGES, scope, Caller::MayBlock, done);
@@ -55,13 +55,12 @@ impl Fs {
         self.sync_pages(file, pages, scope, Caller::MayBlock, done);
     }
 
-    /// Commits every namespace change made so far, as fsync of a directory does.
+    /// Commits all operations on names and attributes of the directory's shard that have ended, as fsync of a directory does.
     pub fn fsync_dir(&self, ino: Ino, done: Done) {
         self.sync_names(ino, Caller::MustNotBlock, done);
     }
 
-    /// Does the same as `fsync_dir` in the calling thread, as `fsync_blocking` does. Commits nothing if all operations on names and
-    /// attributes that have ended are durable.
+    /// Does the same as `fsync_dir` in the calling thread, as `fsync_blocking` does. Commits nothing if all these operations are durable.
     pub fn fsync_dir_blocking(&self, ino: Ino, done: Done) {
         self.sync_names(ino, Caller::MayBlock, done);
     }
@@ -120,7 +119,7 @@ impl Fs {
             let _fails = FailsOnPanic(core);
             let commits = sync.commits();
             let mut data = core.shards_of(file);
-            // Callbacks of other files wait for the flush of this device, also if this file has no data there.
+            // Callbacks of other files may wait for this caller's flush of the device, also if this file has no data there.
             let home = file.layout().home();
             data.insert(core.shards.map().of_slice(home));
             let hand_over = |done| flush_by_committer(core, file.ino(), data, done);
@@ -142,7 +141,7 @@ impl Fs {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Caller {
     MayBlock,
-    /// It is, for example, a thread of a slice.
+    /// The caller is, for example, a thread of a slice.
     MustNotBlock,
 }
 
@@ -165,7 +164,7 @@ struct FileSync {
 }
 
 impl FileSync {
-    /// Returns whether metadata of the file that the sync needs is not durable.
+    /// Returns whether the sync must commit: metadata of the file that it needs is not durable.
     fn commits(&self) -> bool {
         let durable = self.core.commits_of(self.file.ino()).durable();
         match self.scope {
@@ -174,7 +173,7 @@ impl FileSync {
         }
     }
 
-    /// Continues when the cache has written the data back, or has failed to. The thread must not block.
+    /// Continues after the cache has written the data back, or has failed to. The calling thread must not block.
     fn written(self, result: CacheResult) {
         let Ok(sync) = self.note_written(result) else {
             return;
@@ -183,20 +182,20 @@ impl FileSync {
         sync.commit(commit, Caller::MustNotBlock);
     }
 
-    /// Continues when the calling thread, which may block, has written the data back, or has failed to.
+    /// Continues after the calling thread has written the data back itself, or has failed to. It may block.
     fn written_here(self, result: CacheResult, coming: Option<Coming<'_>>) {
         let Ok(sync) = self.note_written(result) else {
             return;
         };
         if sync.commits() {
-            // The commit flushes the devices itself. No other sync waits for it.
+            // The commit flushes the devices itself, so other syncs need not wait for this caller.
             drop(coming);
             return sync.commit(true, Caller::MayBlock);
         }
         flush(&sync.core, &sync.file, coming, sync.done);
     }
 
-    /// Records how far the file was written back. Answers a failure.
+    /// Records how far the file was written back. After a failure calls `done` with the error and returns `Err`.
     fn note_written(self, result: CacheResult) -> std::result::Result<FileSync, ()> {
         if let Err(error) = result {
             (self.done)(Err(error::of_cache(error)));
@@ -224,17 +223,16 @@ impl FileSync {
     }
 }
 
-/// Returns whether an operation on names or attributes in the directory's shard has ended and is not durable, or the directory itself is
-/// not.
+/// Returns whether the directory is not durable, or an operation on names or attributes of its shard that has ended is not.
 fn needs_commit(core: &Core, dir: &Inode) -> bool {
     let shard = core.shards.map().of_ino(dir.ino);
     let newest = core.shared_flushes.operations.newest(shard);
-    // After `newest`: what is durable by then includes it, or the operation is newer.
+    // Read after `newest`, so that a batch that became durable meanwhile counts.
     let durable = core.commits_of(dir.ino).durable();
     newest > durable || dir.is_uncommitted(durable)
 }
 
-/// Makes durable what a waiter needs of a shard: in the calling thread if it may block, else in the committer.
+/// Makes durable what a waiter needs of a shard: in the calling thread if that may block, else in the committer.
 fn commit_for(core: &Core, shard: ShardId, waiter: Waiter, caller: Caller) {
     match caller {
         Caller::MayBlock => leader::lead(core, shard, waiter),
@@ -242,7 +240,7 @@ fn commit_for(core: &Core, shard: ShardId, waiter: Waiter, caller: Caller) {
     }
 }
 
-/// Flushes the devices that have data of a file, in the calling thread or in another that flushes already or soon.
+/// Flushes the devices that have data of a file: in the calling thread, or in another one that is flushing or soon will.
 fn flush(core: &Arc<Core>, file: &Arc<File>, coming: Option<Coming<'_>>, done: Done) {
     let _fails = FailsOnPanic(core);
     let ino = file.ino();
@@ -283,7 +281,7 @@ impl Core {
 /// Returns the pages that `sync_range` has to write, and its scope.
 fn needed_for(file: &File, offset: u64, len: u64) -> (Range<u64>, Scope) {
     let end = offset.saturating_add(len);
-    // The size that the range needs can be committed only if everything before it is on the device.
+    // A commit can record the size that the range needs only if all bytes before are on the device.
     let synced = file.synced_size.load(Ordering::Acquire);
     let start = if end > synced {
         offset.min(synced)
@@ -302,8 +300,8 @@ enum Scope {
     Range(u64),
 }
 
-/// Returns whether a crash now could make the file's data unreadable, because extents or size are not durable. Returns true in
-/// doubt, when another thread holds a lock, because the calling thread must not wait.
+/// Returns whether a crash now could make the file's data unreadable, because extents or size are not durable. Also returns true if
+/// another thread holds a lock, because the calling thread must not wait.
 fn needs_metadata(file: &File, durable: u64) -> bool {
     let inode: &Inode = &file.inode;
     let size_committed = inode
@@ -311,8 +309,8 @@ fn needs_metadata(file: &File, durable: u64) -> bool {
         .try_read()
         .is_some_and(|m| m.committed_size == m.rec.size && m.stored);
     let map_committed = file.map.try_read().is_some_and(|map| !map.has_changes());
-    // Last: the committer names its batch here before it takes the state, so what was committed above is in this batch or in
-    // an earlier one.
+    // Last: the committer stores its batch in `included_in` before it takes the state, so committed state that was read above is in this
+    // batch or in an earlier one.
     let is_in_batch = inode.included_in.load(Ordering::Acquire) > durable;
     !size_committed || !map_committed || is_in_batch
 }
@@ -326,7 +324,7 @@ impl File {
     pub(crate) fn sync_begins(&self) -> Reach {
         let mut reaches = self.reaches.lock();
         reaches.retain(|reach| reach.strong_count() > 0);
-        // The lock orders this with a concurrent truncation: the truncation has set the size before, or it finds this sync.
+        // The lock orders this with a concurrent truncation: either the truncation has set the size already, or it finds this sync.
         let reach = Arc::new(AtomicU64::new(self.size()));
         reaches.push(Arc::downgrade(&reach));
         Reach(reach)
@@ -341,8 +339,8 @@ impl File {
         self.synced_size.fetch_min(size, Ordering::AcqRel);
     }
 
-    /// Records that all pages up to byte `end` that were dirty when the sync began were written back. The size that the sync
-    /// reached can then be committed, even if a page was changed again since.
+    /// Records that all pages up to byte `end` that were dirty when the sync began were written back. A commit can then record the size
+    /// that the sync reached, even if a page was changed again since.
     pub(crate) fn note_synced(&self, reach: &Reach, end: u64) {
         let is_larger = {
             let _reaches = self.reaches.lock();
