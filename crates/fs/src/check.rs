@@ -1,6 +1,6 @@
 //! Checks a volume, and repairs it where possible.
 //!
-//! A check works on a copy-on-write view in memory, so that it writes nothing, not even the recovery of a store whose last
+//! A check works on copy-on-write views of the devices, so that it writes nothing, not even the recovery of a store whose last
 //! writer died. A repair checks first and then changes rows in passes. Rows that one pass removes make counts wrong, which the
 //! next pass finds. The repair ends when a pass finds nothing.
 //!
@@ -66,7 +66,7 @@ pub struct CheckOptions {
 pub struct Report {
     /// The findings in order. After a repair, the remaining ones.
     pub findings: Vec<Finding>,
-    /// The findings that a repair has put right.
+    /// The findings that the repair has put right.
     pub repaired: Vec<Finding>,
     /// Number of directories.
     pub directories: u64,
@@ -74,7 +74,7 @@ pub struct Report {
     pub files: u64,
     /// Bytes of the slices used by extents.
     pub used_bytes: u64,
-    /// Bytes of the slices and of the first device used by metadata.
+    /// Bytes of the chunks of the metadata stores.
     pub metadata_bytes: u64,
     /// Windows of inodes in which the check compared them: 1 for all but huge volumes.
     pub windows: u64,
@@ -93,11 +93,11 @@ impl Report {
     }
 }
 
-/// Largest number of passes of a repair that have room for all fixes. Each removes at least one finding or is the last.
+/// Most passes of a repair that have room for all fixes. Each removes at least one finding or is the last.
 const PASSES_MAX: usize = 16;
-/// Largest number of other passes of a repair: a bound for volumes that no repair could ever put right.
+/// Most passes of a repair that have room for a part of the fixes only: a bound for volumes that no repair can put right.
 const CUT_PASSES_MAX: usize = 10_000;
-/// Most findings of which a repair tells that they are put right.
+/// Most findings that a repair reports as put right.
 const REPAIRED_MAX: usize = 10_000;
 /// Memory of the metadata stores together.
 const STORE_BYTES: usize = 64 << 20;
@@ -181,7 +181,7 @@ fn check_within(
     repaired.add(report.findings);
     repair(devices, limits, progress, &mut repaired)?;
     let mut report = check_once(devices, limits, progress)?;
-    // Findings that are still there were not repaired.
+    // Findings of the last check were not repaired.
     for finding in &report.findings {
         repaired.texts.remove(&finding.text);
     }
@@ -320,7 +320,7 @@ fn stores_are_readable(
     for (slice, (verified, (_, last))) in verified.into_iter().zip(&regions).enumerate() {
         let (severity, text) = match verified {
             Ok(true) => continue,
-            // After an unclean end a recovery is expected, and is not a finding.
+            // After an unclean end redb's recovery is expected, so it is no finding.
             Ok(false) if volume.is_dirty() => continue,
             Ok(false) => (
                 Severity::Leak,
@@ -377,7 +377,7 @@ fn repair(
         let found = pass_over(&volume, &stores, limits)?.found;
         repaired.add(found.findings);
         if found.fixes.is_empty() {
-            // The commits of this repair may have used spare chunks of the metadata region. Opening an allocator proves that the
+            // The commits of this repair may have used spare chunks of the metadata regions. Opening an allocator proves that the
             // counts agree: each container has room for its used blocks and its chunks.
             let allocator = Allocator::of_volume(&stores.all, &volume)?;
             drop(allocator);

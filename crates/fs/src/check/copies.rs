@@ -12,8 +12,8 @@ use jericho_volume::superblocks::Copies;
 use super::findings::{Finding, Severity};
 use crate::stores;
 
-/// Returns what is wrong with a copy. A crash may tear the copy that is being written. The other copy counts then, and the next write
-/// repairs this one.
+/// Returns the finding for an unusable copy. A crash may tear the copy that is being written. The other copy counts then, and the next
+/// write repairs this one.
 fn finding(what: &str, error: &impl Display, may_be_torn: bool) -> Finding {
     match may_be_torn {
         true => Finding {
@@ -29,8 +29,7 @@ fn finding(what: &str, error: &impl Display, may_be_torn: bool) -> Finding {
     }
 }
 
-/// Returns the copies of the superblock that cannot be used, of those on a device. A device that has missed the last change may have a torn
-/// copy, too.
+/// Returns the findings for the copies of the superblock on a device. A device that has missed the last change may have a torn copy, too.
 pub(super) fn superblock_copies(device: &str, copies: &Copies, volume: &Volume) -> Vec<Finding> {
     let newest = volume.superblocks().with(|s| s.head.sequence.get());
     let mut valid = copies.iter().flatten();
@@ -49,7 +48,7 @@ pub(super) fn superblock_copies(device: &str, copies: &Copies, volume: &Volume) 
     findings
 }
 
-/// Returns the copies of journal headers that cannot be used, where the other copy can. Without both, the recovery fails.
+/// Returns the findings for copies of journal headers whose other copy can be used. If neither can be used, the recovery fails.
 pub(super) fn journal_copies(volume: &Volume) -> Result<Vec<Finding>, IoError> {
     let mut findings = Vec::new();
     for place in stores::journals(volume) {

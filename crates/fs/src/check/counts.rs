@@ -1,4 +1,4 @@
-//! Checks the numbers that the stores keep so that a mount need not count: the marks of the inode numbers and the numbers of inodes.
+//! Checks the numbers that save a mount from counting: the marks of the inode numbers, and the number of inodes of each store.
 
 use jericho_format::record::{INO_COUNTER_BITS, INODES_NAME, ino_mark_name, ino_of};
 
@@ -13,11 +13,11 @@ use crate::types::{Ino, SliceId};
 
 /// What the stores say about the inode numbers and the numbers of inodes.
 pub(super) struct Counts {
-    /// By slice: the mark, if it is a possible one.
+    /// By slice: the mark, if it is possible.
     marks: Vec<Option<u64>>,
     /// By slice: whether its store has a row for the mark.
     has_mark: Vec<bool>,
-    /// By shard: the number of inodes that its store says.
+    /// By shard: the number of inodes that its store records.
     inodes: Vec<Option<u64>>,
 }
 
@@ -61,8 +61,7 @@ impl Counts {
         ino_of(0, counter)
     }
 
-    /// Compares the marks and the numbers of inodes with the inodes. `made` is the counter of an inode that the repair makes, if it
-    /// makes one.
+    /// Compares the marks and the numbers of inodes with the inodes. `made` is the counter of the inode that the repair makes, if any.
     pub fn compare(
         &self,
         subject: Subject,

@@ -1,7 +1,7 @@
 //! Reads all data of files, and compares it with its checksums if the volume keeps some. Writes nothing.
 //!
-//! The extents are read in batches, of all stores at the same time. The pieces of a batch are read in the order of each device, with a
-//! thread for each. So the memory is bounded, and a large file is still read from its start to its end.
+//! Extents are read in batches, from all stores at the same time. A thread for each device reads the pieces of a batch in the order of
+//! the device. So the memory is bounded, and a large file is still read from its start to its end.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::store::tables::{Table, block_key};
 use crate::store::{Extent, Image, codec};
 use crate::types::Ino;
 
-/// Pages that one read takes at most: 1 MiB.
+/// Most pages of one read: 1 MiB.
 const PAGES_AT_ONCE: usize = 256;
 const PAGE: usize = PAGE_BYTES as usize;
 
@@ -47,7 +47,7 @@ struct Bad {
     what: String,
 }
 
-/// The pages that are not as they were written. As many are kept as findings.
+/// The pages that are not as they were written. Keeps as many as there may be findings.
 #[derive(Default)]
 struct AllBad {
     kept: Vec<Bad>,
@@ -58,7 +58,7 @@ struct AllBad {
 struct Reading<'v> {
     volume: &'v Volume,
     stores: &'v Stores<'v>,
-    /// For each store, whether it has contents of blocks that are not in them yet.
+    /// For each store, whether it has images.
     have_images: Vec<bool>,
     bad: Mutex<AllBad>,
     progress: &'v Progress,
@@ -85,7 +85,7 @@ pub fn check_data(
     check_data_within(devices, report, Limits::USUAL, progress)
 }
 
-/// Does the same with bounded memory. Data of a volume whose metadata cannot be read is not found: the report says so already.
+/// Does the same as `check_data` within these limits. Finds no data if the metadata cannot be read: the report says so already.
 pub(super) fn check_data_within(
     devices: &[Arc<dyn Device>],
     report: &mut Report,
@@ -178,7 +178,7 @@ fn have_images(stores: &Stores) -> Result<Vec<bool>, Error> {
 
 /// The way through the extents of all stores.
 struct Walk {
-    /// For each store that is not at its end, the key from which the next batch is read.
+    /// For each store that is not at its end, the first key of the next batch.
     next: Vec<(ShardId, Vec<u8>)>,
 }
 
@@ -400,7 +400,7 @@ impl Piece {
     }
 }
 
-/// Looks checksums up.
+/// Looks up checksums of pages.
 struct Sums<'s> {
     stores: &'s Stores<'s>,
     /// The last group that was read.

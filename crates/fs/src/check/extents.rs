@@ -15,11 +15,11 @@ use crate::store::tables::Table;
 use crate::store::{Extent, codec};
 use crate::types::{Ino, Kind, SliceId};
 
-/// Extents that count for nothing, by inode and page.
+/// Extents that the repair removes, by inode and page.
 #[derive(Default)]
 pub(super) struct Refused {
     pub all: BTreeSet<(Ino, u64)>,
-    /// There are more than are kept. Those would take blocks of other files.
+    /// Whether there are more than are kept. The others would seem to share blocks with other files.
     pub is_cut: bool,
 }
 
@@ -42,7 +42,7 @@ impl Refused {
     }
 }
 
-/// Why an extent alone is impossible.
+/// Why an extent is impossible, whatever the other rows say.
 enum Wrong {
     Empty,
     BeyondSlice(SliceId),
@@ -118,7 +118,7 @@ fn extents_of(subject: Subject, index: &Index, part: &Part) -> Result<(Found, Re
         to: to.as_deref(),
         ..Range::all(part.shard, Table::Extents)
     };
-    // The file of the last extent, its place, and the page after that extent.
+    // The file of the last extent, the file's place, and the page after that extent.
     let mut last_ino = None;
     let mut file = None;
     let mut pages_end = 0;

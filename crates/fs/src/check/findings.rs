@@ -31,12 +31,12 @@ const TEXT_BYTES_MAX: usize = 4 << 20;
 pub(super) const FIXES_MAX: usize = 65_536;
 /// Most bytes of these rows.
 const FIX_BYTES_MAX: usize = 16 << 20;
-/// Bytes that each of many parts may keep of both kinds. Larger than any row.
+/// Least bytes of findings, and of fixes, that each of many parts may keep. Larger than any row.
 const PART_BYTES_MIN: usize = 64 << 10;
 /// Bytes of a key that a text shows.
 const KEY_BYTES_SHOWN: usize = 32;
 
-/// A row to put or to remove, and the store in which.
+/// A row to put or to remove, and its store.
 pub(super) struct Fix {
     pub shard: ShardId,
     pub row: Row,
@@ -52,7 +52,7 @@ pub(super) struct Found {
     left_out: Option<(u64, Severity)>,
     pub fixes: Vec<Fix>,
     fix_bytes: usize,
-    /// Not all fixes are kept, or not everything was compared because of the damage. A further pass finds the rest.
+    /// Whether not all fixes are kept, or the damage kept some rows from being compared. A further pass finds the rest.
     pub is_cut: bool,
 }
 
@@ -63,7 +63,7 @@ impl Default for Found {
 }
 
 impl Found {
-    /// Returns an empty one for a part of several that run at the same time.
+    /// Returns empty findings for one of `parts` parts that run at the same time.
     pub fn part_of(parts: usize) -> Found {
         Found {
             parts: parts.max(1),
@@ -131,7 +131,7 @@ impl Found {
         self.is_cut |= other.is_cut;
     }
 
-    /// Adds a finding that tells how many are not kept.
+    /// Adds a finding with the number of findings that are not kept.
     pub fn summarise(&mut self) {
         if let Some((count, severity)) = self.left_out.take() {
             let text = format!("and {count} more findings");

@@ -1,6 +1,6 @@
 //! The inodes of a window, and what the other tables say about them.
 //!
-//! A window has a range of the inode numbers of each shard. Windows follow one another, and together have all numbers, so that each
+//! A window has a range of the inode numbers of each shard. Successive windows together have all numbers, so that each
 //! row that names an inode is compared in one window.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use jericho_format::record;
 use crate::shard::{ShardId, ShardMap};
 use crate::types::{Ino, Kind};
 
-/// Bits of `Chunk::flags` with the place of the kind in `KINDS`.
+/// Bits of `Chunk::flags` with the index of the kind in `KINDS`.
 const KIND: u8 = 0x0f;
 const KINDS: [Kind; 7] = [
     Kind::File,
@@ -27,11 +27,11 @@ const ORPHAN: u8 = 0x10;
 const NAMED: u8 = 0x20;
 /// Inodes of a chunk.
 const CHUNK_LEN: usize = 4096;
-/// Bytes that an inode takes, and that a directory takes besides.
+/// Bytes that an inode takes, and more bytes that a directory takes.
 const INODE_BYTES: usize = 17;
 const DIRECTORY_BYTES: usize = 24;
 
-/// Inodes with following numbers, in order.
+/// Inodes of a range of numbers, in order.
 struct Chunk {
     base: Ino,
     /// Numbers, less `base`.
@@ -39,7 +39,7 @@ struct Chunk {
     flags: Vec<AtomicU8>,
     /// Numbers of entries that name the inode.
     names: Vec<AtomicU32>,
-    /// Files: number of blocks of the extents. Directories: number of entries, and above 32 bits of entries that name directories.
+    /// Files: number of blocks of the extents. Directories: number of entries (lower 32 bits), and of those that name directories (upper).
     tallies: Vec<AtomicU64>,
     /// Position and recorded parent of each directory, in order.
     parents: Vec<(u16, Ino)>,
@@ -52,7 +52,7 @@ pub(super) struct Part {
     first: Ino,
     /// The numbers before this one, or all.
     end: Option<Ino>,
-    /// The window has no numbers of this shard, because earlier windows have had all.
+    /// Whether the window has no numbers of this shard, because earlier windows have had all.
     is_over: bool,
     chunks: Vec<Chunk>,
     bytes: usize,
@@ -109,8 +109,8 @@ impl Part {
         self.end = Some(ino);
     }
 
-    /// Returns the keys of the rows whose keys begin with a number of the part. Keys that are too short to have a number are in the
-    /// range of one of the parts of a shard, too.
+    /// Returns the range of keys that begin with a number of the part. A key that is too short to have a number is in the
+    /// range of exactly one part of its shard.
     pub fn keys(&self) -> (Vec<u8>, Option<Vec<u8>>) {
         let from = match self.first {
             0 => Vec::new(),
@@ -193,7 +193,7 @@ impl Place<'_> {
         self.flag().load(Ordering::Relaxed) & ORPHAN != 0
     }
 
-    /// Notes that a directory has the name that counts. Returns whether it has had one already.
+    /// Notes that a directory has the name that counts. Returns whether it had one already.
     pub fn set_named(&self) -> bool {
         self.flag().fetch_or(NAMED, Ordering::Relaxed) & NAMED != 0
     }
@@ -236,7 +236,7 @@ pub(super) struct Index {
     /// By shard.
     pub parts: Vec<Part>,
     map: ShardMap,
-    /// No window was before this one.
+    /// Whether this is the first window.
     pub is_first: bool,
 }
 

@@ -16,14 +16,14 @@ use crate::store::tables::Table;
 use crate::store::{InodeRecord, codec};
 use crate::types::{Ino, Kind, ROOT, SliceId};
 
-/// Numbers that the inodes of a volume have.
+/// Counts and greatest numbers of the inodes of a volume.
 #[derive(Clone, Default)]
 pub(super) struct Numbers {
     /// By shard: number of rows with inodes.
     pub rows: Vec<u64>,
     /// By slice: the largest counter of an inode number in use, or 0.
     pub highest: Vec<u64>,
-    /// The root directory is missing, so the repair makes one.
+    /// Whether the repair makes the root directory, because it is missing.
     pub is_root_made: bool,
 }
 
@@ -62,8 +62,8 @@ impl Loaded {
     }
 }
 
-/// Reads inodes into an index until it is full. `starts` has the first number for each shard, or `None` for a shard whose inodes
-/// earlier windows have had.
+/// Reads inodes into an index until it is full. `starts` has the first number for each shard, or `None` if earlier windows have
+/// had all inodes of the shard.
 pub(super) fn load(
     subject: Subject,
     starts: &[Option<Ino>],
@@ -72,7 +72,7 @@ pub(super) fn load(
 ) -> Result<Index> {
     let map = subject.stores.map();
     let is_first = starts.iter().all(|start| *start == Some(0));
-    // The shards share the memory, whichever has how many inodes.
+    // The shards share the memory, so one shard can take most of it.
     let spent = AtomicUsize::new(0);
     let parts: Vec<_> = subject.stores.shards().into_iter().zip(starts).collect();
     let loaded = in_parallel(&parts, |(shard, start)| {
@@ -176,11 +176,11 @@ pub(super) struct Compared {
     pub lost: Vec<Ino>,
     /// Directories with a name, and their parents, in order.
     pub tree: Vec<(Ino, Ino)>,
-    /// There are more directories than `tree` has room for.
+    /// Whether there are more directories than `tree` has room for.
     pub is_tree_cut: bool,
 }
 
-/// Compares the inodes of a window with the counts of the check. `moved` has the directories whose parent is another one than they record.
+/// Compares the inodes of a window with the counts of the check. `moved` maps directories to their parent, where they record another one.
 pub(super) fn compare(
     subject: Subject,
     index: &Index,
@@ -262,7 +262,7 @@ struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    /// Compares the inode. Returns whether it has no name and must have one, and the parent of a directory that has a name. `moved`
+    /// Compares the inode. Returns whether it lacks a name that it must have, and the parent of a directory that has a name. `moved`
     /// is the directory that has the name, if the inode records another one.
     fn run(
         mut self,
@@ -330,7 +330,7 @@ impl Comparison<'_> {
         false
     }
 
-    /// Compares the link count with the names, or of a directory with its subdirectories.
+    /// Compares the link count with the number of names, or, of a directory, of subdirectories.
     fn links(&mut self, record: &mut InodeRecord) -> bool {
         let names = self.place.names();
         let links = match record.kind {

@@ -1,9 +1,9 @@
 //! How much memory a check takes.
 //!
 //! A check takes at most 256 MiB for any volume, and less for small ones: 64 MiB for the metadata stores (cached pages of redb, and
-//! rows of the journal), the limits below, of which those of the index and of the directories are used together and that of the
-//! bitmaps and of the data later, and what `findings` keeps. A volume that needs more is compared in several windows. Each window reads all entries,
-//! or all extents, once more.
+//! rows of the journal), the limits below, and what `findings` keeps. The index and the directories are in memory together, the
+//! bitmaps later, and the data last. A volume that needs more is compared in several windows. Each window reads all entries, or all
+//! extents, once more.
 
 /// Limits of a check.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,7 @@ impl Limits {
         data_bytes: 16 << 20,
     };
 
-    /// Returns how many directories are kept with their parents.
+    /// Returns the maximum number of directories that are kept with their parents.
     pub fn directories_max(&self) -> usize {
         self.directories_bytes / 20
     }

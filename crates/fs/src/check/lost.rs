@@ -17,7 +17,7 @@ const LOST_AND_FOUND: &[u8] = b"lost+found";
 #[derive(Clone, Copy)]
 pub(super) struct Lost {
     pub ino: Ino,
-    /// The directory that has its name, if it is in a cycle.
+    /// The directory that has the inode's name, if the inode is a directory in a cycle.
     pub named_in: Option<Ino>,
 }
 
@@ -46,7 +46,7 @@ pub(super) fn adopt(
     Ok(present.is_none())
 }
 
-/// Returns the number of the directory if it exists.
+/// Returns the number of /lost+found if it exists.
 fn present(subject: Subject) -> Result<Option<Ino>> {
     let stores = subject.stores;
     let hash = subject.volume.hash_name(LOST_AND_FOUND);
@@ -61,7 +61,7 @@ fn present(subject: Subject) -> Result<Option<Ino>> {
         .map(|_| ino))
 }
 
-/// Returns a row, or `None` if the row makes no sense.
+/// Returns a row, or `None` if the row is invalid.
 fn readable<T>(row: Result<Option<T>>) -> Result<Option<T>> {
     match row {
         Err(Error::Damaged(_)) => Ok(None),
@@ -91,7 +91,7 @@ fn adopt_one(subject: Subject, lost: Lost, dir: Ino, found: &mut Found) -> Resul
         return Ok(());
     };
     let kind = inode.kind;
-    // The cycle ends where this name was.
+    // Removing this name ends the cycle.
     if let Some(named_in) = lost.named_in {
         remove_names(subject, named_in, ino, found)?;
     }

@@ -14,7 +14,7 @@ use crate::store::tables::Table;
 use crate::store::{Entry, codec};
 use crate::types::{Ino, Kind, ROOT};
 
-/// An entry that names a directory which records another parent.
+/// An entry that names a directory, which records another parent.
 struct Astray {
     dir: Ino,
     entry: Entry,
@@ -79,8 +79,8 @@ fn xattrs(subject: Subject, index: &Index, part: &Part, found: &mut Found) -> Re
     })
 }
 
-/// Compares all entries with the inodes of the window, and counts them in the index. Returns the directories whose name is in
-/// another directory than they record, with that directory.
+/// Compares all entries with the inodes of the window, and counts them in the index. Returns the directories whose name is not in
+/// the directory that they record as their parent, with the directory that has the name.
 pub(super) fn entries(
     subject: Subject,
     index: &Index,
@@ -139,7 +139,7 @@ impl Entries<'_> {
         let range = Range::all(self.shard, Table::Entries);
         let mut misplaced = Found::part_of(stores.all.len());
         let is_first = self.index.is_first;
-        // Rows that no window has are reported in the first one.
+        // The first window reports rows that belong to no window.
         let mut each = |key: &[u8], value: &[u8]| {
             let dir = key_number(key).unwrap_or_default();
             match codec::entry_of_row(key, value) {
@@ -172,7 +172,7 @@ impl Entries<'_> {
         let is_named_right = is_possible_name(&entry.name);
         let wrong = match (&self.dir.1, &target) {
             (Lookup::Elsewhere, Lookup::Elsewhere) => return,
-            // The window of the inode that is named refuses the entry.
+            // The window that has the named inode refuses the entry.
             (_, Lookup::Elsewhere) if !is_named_right => return,
             _ if !is_named_right => Some("has an impossible name".to_owned()),
             (Lookup::Missing, _) => Some("is in no directory".to_owned()),
@@ -239,7 +239,7 @@ fn refuse(subject: Subject, found: &mut Found, dir: Ino, entry: &Entry, wrong: &
     subject.stores.remove(found, Table::Entries, &key);
 }
 
-/// Counts an entry for its directory, if the window has that, and for the inode that it names. Corrects its hash and its type.
+/// Counts an entry for its directory, if the window has it, and for the inode that it names. Has the repair correct a wrong hash or type.
 fn accept(
     subject: Subject,
     found: &mut Found,

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::error::Result;
 
-/// Runs `work` for each item, in at most as many threads as there are CPUs. Returns the results in the order of the items, or the
+/// Runs `work` for each item, in at most one thread per CPU. Returns the results in the order of the items, or the
 /// first error in that order.
 pub(super) fn in_parallel<T: Sync, R: Send>(
     items: &[T],
@@ -37,7 +37,7 @@ pub(super) fn in_parallel<T: Sync, R: Send>(
             }
         }
     });
-    // Each item was taken by a thread, and each thread has ended.
+    // A thread has taken each item, and all threads have ended.
     let results = results.into_iter().filter_map(Mutex::into_inner);
     results.collect()
 }

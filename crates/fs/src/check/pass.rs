@@ -1,6 +1,6 @@
 //! One pass over all rows: windows of inodes with their names, extents and attributes, then directories, then the space.
 //!
-//! A table is read in the order of its keys and not kept. `index` has the inodes of a window and what is counted for each. A volume with
+//! A pass reads each table in the order of its keys and does not keep it. `index` has the inodes of a window and their counts. A volume with
 //! few inodes has one window. `limits` says how much memory a pass takes.
 
 use std::collections::{BTreeMap, HashSet};
@@ -31,7 +31,7 @@ pub(super) struct Pass {
     pub windows: u64,
 }
 
-/// What the windows of inodes have found, beside findings.
+/// What the windows of inodes return besides findings.
 #[derive(Default)]
 struct Files {
     numbers: Numbers,
@@ -54,7 +54,7 @@ pub(super) fn pass(subject: Subject) -> Result<Pass> {
     let is_made = adopt(subject, &lost, Counts::ino(unused), &mut pass.found)?;
     progress.begin(Stage::Space, 0);
     if files.refused.is_cut {
-        // The next pass compares the space, when the extents are removed that count for nothing.
+        // The next pass compares the space, after the repair has removed the refused extents.
         pass.found.is_cut = true;
     } else {
         sums(subject, &files.refused.all, &mut pass.found)?;
@@ -100,7 +100,7 @@ fn windows(subject: Subject, pass: &mut Pass) -> Result<Files> {
     Ok(files)
 }
 
-/// Adds what one shard's inodes of a window have shown.
+/// Adds the results for one shard's inodes of a window.
 fn add(files: &mut Files, pass: &mut Pass, one: Compared) {
     pass.found.extend(one.found);
     pass.directories += one.directories;
@@ -133,7 +133,7 @@ fn without_path(subject: Subject, files: &Files, pass: &mut Pass) -> Result<Vec<
         let unreachable = many.unreachable()?;
         let in_cycles = cycles(&unreachable);
         if in_cycles.is_empty() && files.lost.is_empty() && !unreachable.is_empty() {
-            // The cycle is among directories that there was no memory for.
+            // The cycle is among directories for which there was no memory.
             let text = format!("at least {} directories have no path", unreachable.len());
             pass.found.find(Severity::Damage, text);
         }

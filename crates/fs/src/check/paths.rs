@@ -8,7 +8,7 @@ use crate::store::codec;
 use crate::store::tables::Table;
 use crate::types::{Ino, Kind, ROOT};
 
-/// Most directories above the inodes. Deeper ones get no path.
+/// Most directories above all wanted inodes. Inodes for which there are more get no path.
 const DIRECTORIES_MAX: usize = 100_000;
 
 /// The directory and the name of an inode.
@@ -25,7 +25,7 @@ pub(super) fn paths(stores: &Stores, wanted: &BTreeSet<Ino>) -> Result<BTreeMap<
     let mut above: BTreeMap<Ino, Ino> = BTreeMap::new();
     for (first, _) in places.values() {
         let mut dir = *first;
-        // A damaged tree may have circles: each directory is visited once.
+        // Visits each directory once, because a damaged tree may have cycles.
         while dir != ROOT && above.len() < DIRECTORIES_MAX && !above.contains_key(&dir) {
             let store = &stores.all[stores.map().of_ino(dir).index()];
             let Ok(Some(record)) = store.inode(dir) else {
@@ -42,7 +42,7 @@ pub(super) fn paths(stores: &Stores, wanted: &BTreeSet<Ino>) -> Result<BTreeMap<
     Ok(wanted.iter().filter_map(path).collect())
 }
 
-/// Returns the places of the entries that `is_wanted` chooses by directory, inode and type.
+/// Returns the places of the inodes whose entries `is_wanted` chooses by directory, inode and type.
 fn places(
     stores: &Stores,
     is_wanted: impl Fn(Ino, Ino, Kind) -> bool,

@@ -1,4 +1,4 @@
-//! A device that tells the progress of reading it, and the place of the last read.
+//! Views of devices that report the progress of reads, or remember the place of the last read.
 //!
 //! redb verifies a page as soon as it has read it, and reads each page once. So if it finds damage, the last read was of that page.
 
@@ -25,7 +25,7 @@ struct Place {
 }
 
 impl LastRead {
-    /// Returns views of the devices of a volume, whose last read is remembered.
+    /// Returns views of the devices of a volume, and the place that holds their last read.
     pub fn over(devices: &[Arc<dyn Device>]) -> (Vec<Arc<dyn Device>>, Arc<LastRead>) {
         let last = Arc::new(LastRead::default());
         let view = |(index, device): (usize, &Arc<dyn Device>)| -> Arc<dyn Device> {

@@ -26,13 +26,12 @@ struct Space<'a> {
     subject: Subject<'a>,
     /// The metadata chunks, in order.
     chunks: Vec<Stretch>,
-    /// Extents that count for nothing, by inode and page.
+    /// Extents that do not count, by inode and page.
     refused: BTreeSet<(Ino, u64)>,
     found: Found,
 }
 
-/// Compares the bitmaps of the volume with its extents. `refused` has extents that do not count. Returns the number of blocks that
-/// files have.
+/// Compares the bitmaps of the volume with its extents. `refused` has extents that do not count. Returns the number of the files' blocks.
 pub(super) fn space(
     subject: Subject,
     refused: BTreeSet<(Ino, u64)>,
@@ -84,7 +83,7 @@ fn chunks(subject: Subject) -> Vec<Stretch> {
     chunks
 }
 
-/// Returns whether blocks are in one of the stretches, which are in order and do not overlap.
+/// Returns whether some of the blocks are in a stretch. The stretches are in order and do not overlap.
 fn touches(stretches: &[Stretch], blocks: &Blocks) -> bool {
     let (slice, end) = (blocks.slice, blocks.first + u64::from(blocks.count));
     let at = stretches.partition_point(|s| (s.0, s.2) <= (slice, blocks.first));
@@ -116,7 +115,7 @@ impl Space<'_> {
         self.extents(|_, _, blocks| {
             let note = |first, end| {
                 let mut overlaps = overlaps.lock();
-                // One more than is kept shows that there are too many.
+                // Keeps one more than the maximum, which shows that there are too many.
                 if overlaps.len() <= FIXES_MAX {
                     overlaps.push((blocks.slice, first, end));
                 }
@@ -148,7 +147,7 @@ impl Space<'_> {
         let mut owners = owners.into_inner();
         self.found.is_cut |= owners.len() > FIXES_MAX;
         owners.sort_unstable();
-        // In order of location, it suffices to compare each extent with the last one that is kept.
+        // The extents are in order of location, so it suffices to compare each one with the last one that is kept.
         let mut kept: Vec<Owner> = Vec::new();
         for owner in owners {
             let blocks = blocks_of(&owner);
@@ -183,7 +182,7 @@ impl Space<'_> {
     }
 }
 
-/// Slice, first block and number of blocks of an extent, its inode and its first page: in the order of location.
+/// Slice, first block and number of blocks of an extent, its inode and its first page. Sorts by location.
 type Owner = (SliceId, u64, u32, Ino, u64);
 
 fn blocks_of(owner: &Owner) -> Blocks {
@@ -194,7 +193,7 @@ fn blocks_of(owner: &Owner) -> Blocks {
     }
 }
 
-/// Returns stretches in order, with those that touch each other made one.
+/// Sorts stretches, and joins those that touch or overlap.
 fn merged(mut stretches: Vec<Stretch>) -> Vec<Stretch> {
     stretches.sort_unstable();
     let mut merged: Vec<Stretch> = Vec::new();
@@ -213,7 +212,7 @@ struct Containers<'a> {
     window: &'a Window<'a>,
     piece: &'a Piece,
     words: usize,
-    /// The numbers of used blocks that the store has.
+    /// By container: the number of used blocks that the store records.
     counts: Vec<u32>,
     found: Found,
     used: u64,
@@ -241,7 +240,7 @@ impl<'a> Containers<'a> {
         }
     }
 
-    /// Returns the container of a key if the piece has it. The repair removes other rows: no piece has them.
+    /// Returns the container of a key if the piece has it. Otherwise reports the row, and has the repair remove it.
     fn container(&self, key: &[u8], found: &mut Found, table: Table, what: &str) -> Option<u32> {
         let wrong = match codec::container_of_key(key) {
             Ok((slice, container)) => {
@@ -278,7 +277,7 @@ impl<'a> Containers<'a> {
                     found.remove_from(self.piece.shard, Table::Bitmaps, key);
                     return true;
                 };
-                // The keys are in order, and each container has one.
+                // The keys are in order, so the skipped containers have no row.
                 (next..container).for_each(|at| self.container_is(at, &none));
                 self.container_is(container, &have);
                 next = container + 1;
@@ -312,8 +311,7 @@ impl<'a> Containers<'a> {
         Ok(())
     }
 
-    /// Compares the bitmap of a container, and the number of bits that the store counts in it, with the bitmap that the extents
-    /// need.
+    /// Compares the bitmap of a container, and the store's count of its bits, with the bitmap that the extents need.
     fn container_is(&mut self, container: u32, have: &[u64]) {
         let (slice, piece) = (self.piece.slice, self.piece);
         let counted = self.counts[(container - piece.first) as usize];

@@ -1,7 +1,7 @@
 //! The metadata stores of a volume as a check sees them: as if all rows were in one store.
 //!
-//! Each row has one store where it belongs. A mount reads it only there. So a check ignores rows that are elsewhere, reports them, and
-//! removes them.
+//! Each row belongs into one store. A mount reads it only there. So a check reports rows that are in other stores and ignores them, and a
+//! repair removes them.
 
 use jericho_format::record::{ino_mark_name, key_number};
 use jericho_volume::Volume;
@@ -16,10 +16,10 @@ use crate::store::tables::{Row, Table};
 use crate::store::{Change, StoreRef};
 use crate::types::{ROOT, SliceId};
 
-/// Rows after which the progress is told.
+/// Number of rows after which `Progress` is changed.
 const ROWS_TOLD: u64 = 1024;
 
-/// A part of a table in one store: the keys from `from` on and, if `to` is given, before `to`.
+/// A part of a table in one store: the rows with keys from `from` on and, if `to` is given, before `to`.
 #[derive(Clone, Copy)]
 pub(super) struct Range<'a> {
     pub shard: ShardId,
@@ -60,12 +60,12 @@ impl<'p> Stores<'p> {
         }
     }
 
-    /// Returns which store has which metadata.
+    /// Returns the map from metadata to stores.
     pub fn map(&self) -> ShardMap {
         self.map
     }
 
-    /// Returns where the progress is told.
+    /// Returns the progress of the check.
     pub fn progress(&self) -> &Progress {
         self.progress
     }
@@ -75,7 +75,7 @@ impl<'p> Stores<'p> {
         self.map.all().iter().collect()
     }
 
-    /// Returns the store where a row belongs, or `None` if its key makes no sense or each store has such a row.
+    /// Returns the store to which a row belongs, or `None` if its key is invalid or each store has such a row.
     fn home_of(&self, table: Table, key: &[u8]) -> Option<ShardId> {
         match table {
             Table::Inodes
@@ -98,12 +98,12 @@ impl<'p> Stores<'p> {
         }
     }
 
-    /// Passes each row of a range that is where it belongs to `each`, until `each` returns false.
+    /// Passes each row of a range that belongs into the store to `each`, until `each` returns false.
     pub fn scan(&self, range: Range, mut each: impl FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
         self.rows(range, |is_home, key, value| !is_home || each(key, value))
     }
 
-    /// Does the same, and reports and removes the rows that belong to another store.
+    /// Does the same as `scan`, and reports the rows that belong to another store, for the repair to remove.
     pub fn scan_all(
         &self,
         range: Range,
@@ -139,13 +139,13 @@ impl<'p> Stores<'p> {
         read
     }
 
-    /// Has the repair put or remove a row in the store where it belongs.
+    /// Has the repair put or remove a row in the store to which it belongs.
     pub fn fix(&self, found: &mut Found, row: Row) {
         let home = self.home_of(row.table, &row.key);
         found.fix(home.unwrap_or_else(|| self.map.of_ino(ROOT)), row);
     }
 
-    /// Has the repair put a row in the store where it belongs.
+    /// Has the repair put a row into the store to which it belongs.
     pub fn put(&self, found: &mut Found, table: Table, key: &[u8], value: Vec<u8>) {
         let row = Row {
             table,
@@ -155,7 +155,7 @@ impl<'p> Stores<'p> {
         self.fix(found, row);
     }
 
-    /// Has the repair remove a row from the store where it belongs.
+    /// Has the repair remove a row from the store to which it belongs.
     pub fn remove(&self, found: &mut Found, table: Table, key: &[u8]) {
         let row = Row {
             table,
@@ -165,7 +165,7 @@ impl<'p> Stores<'p> {
         self.fix(found, row);
     }
 
-    /// Puts and removes rows durably, store by store. If it is interrupted, the next repair goes on.
+    /// Puts and removes rows durably, store by store. After an interruption the next repair goes on.
     pub fn commit(&self, fixes: Vec<Fix>) -> Result<()> {
         let mut of_stores: Vec<Vec<Row>> = self.all.iter().map(|_| Vec::new()).collect();
         for fix in fixes {
@@ -192,7 +192,7 @@ impl<'p> Stores<'p> {
     }
 }
 
-/// What a check compares, and with how much memory.
+/// What a check compares, and the memory for it.
 #[derive(Clone, Copy)]
 pub(super) struct Subject<'a> {
     pub volume: &'a Volume,

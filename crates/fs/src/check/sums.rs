@@ -44,12 +44,12 @@ impl Pages {
 struct Window {
     groups: BTreeMap<Key, Pages>,
     max: usize,
-    /// The next window begins here: with an extent, by its inode and first page, and with a group of it.
+    /// The begin of the next window: an extent, by its inode and first page, and a group of it.
     next: Option<((Ino, u64), Key)>,
 }
 
 impl Window {
-    /// Adds the pages of an extent from a group on. Returns false, and has the next window begin, if a group does not fit.
+    /// Adds the pages of an extent from a group on. If a group does not fit, has the next window begin there and returns false.
     fn add(&mut self, ino: Ino, (first, count): (u64, u32), from: Key) -> bool {
         let end = first + u64::from(count);
         let mut page = first;

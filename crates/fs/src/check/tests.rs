@@ -612,8 +612,8 @@ fn a_volume_mounted_by_another_host_is_refused_to_readers_too() {
     assert_eq!(owner, OwnerRecord::new_zeroed());
 }
 
-/// Directories with the numbers 6 to 5 + `count`, each in the one after it. The last one is in the root. So each window of
-/// directories has to be read often.
+/// Makes directories with the numbers 6 to 5 + `count`, each in the one after it. The last one is in the root. So a check has to read
+/// each window of directories often.
 fn chain(count: u64) -> Arc<MemoryDevice> {
     let device = sample();
     let volume = opened(&device);
@@ -665,7 +665,7 @@ fn directories_beyond_the_memory_for_them_are_followed_to_the_root() {
     for limits in [Limits::USUAL, TINY] {
         device.corrupt(0, &damaged);
         let report = run_within(&device, READ, limits);
-        // One name of the cycle is enough to find, or that there is one if its directories do not fit.
+        // The check reports one directory of the cycle, or only that there is a cycle if its directories do not fit.
         assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
         assert_eq!(report.findings[0].severity, Severity::Damage);
     }

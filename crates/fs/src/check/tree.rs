@@ -1,7 +1,7 @@
 //! Finds directories that contain each other: no path leads to them from the root.
 //!
-//! Each directory here has one name, in its parent. So a directory that is not reachable is below a directory without a name, or in
-//! a cycle, or below one.
+//! Each directory here has one name, in its parent. So an unreachable directory is in a cycle, below a cycle, or below a directory without
+//! a name.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -23,7 +23,7 @@ pub(super) fn cycles(tree: &[(Ino, Ino)]) -> Vec<(Ino, Ino)> {
     let mut walk: Vec<u32> = Vec::new();
     for start in 0..tree.len() {
         let mut at = start;
-        // Follows the parents up to the root, to a directory already seen, or around the cycle.
+        // Follows the parents up to the root, or to a directory that was seen before.
         while states[at] == UNSEEN {
             states[at] = IN_WALK;
             walk.push(at as u32);
@@ -59,12 +59,12 @@ impl Bits {
     }
 }
 
-/// A volume's directories when they are too many to be kept.
+/// The directories of a volume that are too many to be kept in memory.
 pub(super) struct ManyDirectories<'a> {
     pub subject: Subject<'a>,
     /// Number of directories.
     pub count: u64,
-    /// Directories whose parent is another one than they record.
+    /// Parents of the directories that record another one.
     pub moved: &'a BTreeMap<Ino, Ino>,
     /// Inodes without a name, which do not count.
     pub lost: &'a HashSet<Ino>,
@@ -95,7 +95,7 @@ impl ManyDirectories<'_> {
         Ok(())
     }
 
-    /// Returns the directories from place `from` on, in the order of their numbers, with their places: as many as fit.
+    /// Returns directories from place `from` on, with their places, in the order of their numbers: as many as fit.
     fn window(&self, from: usize) -> Result<Vec<(Ino, usize)>> {
         let most = self.subject.limits.directories_max().max(1);
         let mut window = Vec::new();
@@ -109,8 +109,8 @@ impl ManyDirectories<'_> {
         Ok(window)
     }
 
-    /// Returns directories that cannot be reached from the root, with their parents, in order: as many as fit. Reads the inodes once
-    /// for each window, and again for each level at which a directory has a greater number than one above it.
+    /// Returns directories that cannot be reached from the root, with their parents, in order: as many as fit. Reads all inodes once
+    /// for each window, and again for each level at which a directory has a smaller number than its parent.
     pub fn unreachable(&self) -> Result<Vec<(Ino, Ino)>> {
         let mut reached = Bits(vec![0; (self.count as usize).div_ceil(64)]);
         let mut changed = true;

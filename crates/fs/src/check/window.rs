@@ -9,12 +9,12 @@ use crate::shard::ShardId;
 use crate::store::tables::container_key;
 use crate::types::SliceId;
 
-/// Bytes of a container beside its bits.
+/// Bytes that a container takes besides its bits.
 const SLOT_BYTES: usize = 48;
 /// Most containers that one thread compares in one piece: 1 TiB.
 const PIECE_MAX: u64 = 16_384;
 
-/// Some containers of a slice, and the keys of their rows. The pieces of a shard have all keys of its tables, also impossible ones.
+/// Some containers of a slice, and the range of keys of their rows. The pieces of a shard together have all keys, also impossible ones.
 pub(super) struct Piece {
     pub shard: ShardId,
     pub slice: SliceId,
@@ -26,7 +26,7 @@ pub(super) struct Piece {
     pub to: Option<Vec<u8>>,
 }
 
-/// Returns all containers of the volume in pieces, in order, and most containers of a window.
+/// Returns all containers of the volume in pieces, in order, and the maximum number of containers of a window.
 pub(super) fn pieces(subject: Subject, container_blocks: u64) -> (Vec<Piece>, usize) {
     let slot_bytes = container_blocks as usize / 8 + SLOT_BYTES;
     let window_max = (subject.limits.bitmaps_bytes / slot_bytes).max(1);
@@ -61,9 +61,9 @@ pub(super) fn pieces(subject: Subject, container_blocks: u64) -> (Vec<Piece>, us
 pub(super) struct Window<'p> {
     pub pieces: &'p [Piece],
     container_blocks: u64,
-    /// For each piece the place of its first container.
+    /// For each piece the index of its first container in `slots`.
     bases: Vec<usize>,
-    /// Made when the first extent of the container is found.
+    /// The bits of each container, which its first extent makes.
     slots: Vec<OnceLock<Box<[AtomicU64]>>>,
 }
 
@@ -113,8 +113,8 @@ impl<'p> Window<'p> {
             .map(|bits| &**bits)
     }
 
-    /// Passes the words of blocks to `each`, with the mask of the blocks in it. Passes also the range of blocks that the container
-    /// has of them. Makes bitmaps if `makes` is true. Skips containers of other windows.
+    /// Passes each word with bits of the blocks to `each`, with a mask of these bits and the range of the blocks in that
+    /// container. Makes missing bitmaps if `makes` is true. Skips containers of other windows.
     fn words(
         &self,
         blocks: &Blocks,
