@@ -3,8 +3,8 @@
 //!
 //! The order of the durable writes makes a crash at any point leave the old volume or the new one:
 //!
-//! 1. The label of the new device becomes zeros: what it held is gone.
-//! 2. The new device gets both copies of the new superblock, the journals and the stores of its slices, and then its label. Nothing
+//! 1. The label of the new device becomes zeros, so its former contents are lost.
+//! 2. The new device gets both copies of the new superblock, the journals and the stores of its slices, and then its label. No other device
 //!    refers to it, so the volume is still the old one.
 //! 3. The devices of the volume get the new superblock, whose sequence is greater than those of step 2. As soon as the first device has it,
 //!    the volume is the new one.
@@ -51,7 +51,7 @@ pub enum AddError {
          --force"
     )]
     Own(usize),
-    /// The device has a label of this volume, which does not have the device.
+    /// The device has a label of this volume, but is not in the device table.
     #[error(
         "it was to become a device of this volume, and that addition did not end; if it holds nothing else, add --force"
     )]
@@ -75,7 +75,7 @@ pub enum AddError {
     #[error(transparent)]
     Volume(#[from] VolumeError),
     /// The last step failed.
-    #[error("{0}; whether the volume has the new device shows the next mount")]
+    #[error("{0}; the next mount shows whether the volume has the new device")]
     Last(IoError),
 }
 
@@ -164,8 +164,8 @@ fn plan(
     }
 }
 
-/// Adds a device that is open for writing, and whatever it holds is lost. `path` is stored for finding it again. `make_contents` makes
-/// the metadata stores of the given indices, on the new device only: the volume that it gets has no other.
+/// Adds a device that is open for writing. Its contents are lost. Stores `path`, so that a mount finds the device. `make_contents` makes
+/// the metadata stores of the given indices, on a volume that has no device but the new one.
 pub fn add_device(
     volume: &Volume,
     device: Arc<dyn Device>,
@@ -174,7 +174,7 @@ pub fn add_device(
     make_contents: impl FnOnce(&Volume, Range<usize>) -> Result<(), VolumeError>,
 ) -> Result<Added, AddError> {
     check(volume, slices)?;
-    // Until the end, only stores change the superblock: they append chunks, and change their positions and their own lengths.
+    // From here on, only stores change the superblock: they append chunks, and change the positions of chunks and their own lengths.
     let _alone = volume.lock_growth();
     let space = Space {
         name: device.name(),
@@ -192,7 +192,7 @@ pub fn add_device(
 
     device.write_at(0, &vec![0; PAGE_BYTES as usize])?;
     device.flush()?;
-    // Nothing below reaches the old devices before the last step.
+    // The steps below write nothing to the old devices before the last one.
     let old = planned.devices[..first.device].iter();
     let absent = old.map(|old| {
         let name = path_of(old);
@@ -209,7 +209,7 @@ pub fn add_device(
     let new = staged.superblocks().with(Superblock::clone);
     let summary = summary(&new, &device, first.slice..first.slice + slices);
     join(volume, &new, &first)?;
-    // Both copies get the device, so that the loss of one does not cost it. The addition does not depend on it.
+    // Writes the other copy, too, so that the loss of one copy does not cost the device. A failure does not undo the addition.
     if let Err(error) = volume.superblocks().update(&[], |_| {}) {
         tracing::warn!(%error, "the older copy of the superblock does not have the new device");
     }
@@ -244,7 +244,7 @@ fn join(volume: &Volume, new: &Superblock, first: &First) -> Result<(), AddError
         s.chunks.extend_from_slice(&chunks);
     };
     let joined = volume.superblocks().update(&[0], append);
-    // Stores of the volume have taken chunks since the plan.
+    // Stores of the volume may have taken chunks since the plan.
     if let Some(asked) = too_many {
         return Err(AddError::TooMany {
             what: "chunks of metadata",

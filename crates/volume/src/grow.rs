@@ -1,7 +1,7 @@
 //! Takes larger files and block devices into use, while the volume is open.
 //!
-//! The order of the durable writes makes a crash at any point leave the old size or the new one: first the file is extended, and
-//! then the superblock names the new blocks. The labels keep the size that they have (docs/formats/volume.md).
+//! The order of the durable writes makes a crash at any point leave the old size or the new one: first the file gets longer, and
+//! then the superblock names the new blocks. A growth does not change labels (docs/formats/volume.md).
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::volume::Volume;
 /// What to grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GrowRequest {
-    /// Id of the device, which is in its label. `None`: all devices that have become larger, or the only one.
+    /// Id of the device, as in its label. `None`: all devices that have become larger, or the only one.
     pub device: Option<[u8; 16]>,
     /// New size of the device. A file that is shorter is extended. `None`: the size that the file or hardware has.
     pub size_bytes: Option<u64>,
@@ -34,7 +34,7 @@ pub struct GrownDevice {
     pub new_bytes: u64,
 }
 
-/// Why a volume cannot grow. The message names the cause and the remedy. Unless the cause is a device, nothing has changed.
+/// Why a volume cannot grow. The message names the cause and the remedy. Unless a device has failed, nothing has changed.
 #[derive(Debug, thiserror::Error)]
 pub enum GrowError {
     /// The volume is open for reading only.
@@ -71,7 +71,7 @@ pub enum GrowError {
         /// Least new size.
         least_bytes: u64,
     },
-    /// The volume was made for less space.
+    /// The volume was formatted for less space.
     #[error(
         "the volume was formatted too small to grow that far: it can have {most_bytes} bytes at most; give a smaller --size, or \
          copy its files to a new volume"
@@ -136,7 +136,7 @@ struct Step {
 
 impl Volume {
     /// Takes the space of larger devices into use. Returns the devices that have grown: none if no device is larger than the
-    /// volume knows, or has the requested size already.
+    /// volume knows, or the device has the requested size already.
     pub fn grow(&self, request: &GrowRequest) -> Result<Vec<GrownDevice>, GrowError> {
         if self.read_only() {
             return Err(GrowError::ReadOnly);
@@ -152,7 +152,7 @@ impl Volume {
             self.extend(step, allocates.then_some(step.old_bytes))?;
         }
         let needed = devices_of(&steps, &planned);
-        // Stores may have got chunks and other lengths since `planned` was copied. Only this function changes the rest.
+        // Stores may have changed chunks and their own lengths since `planned` was copied. Only this function changes the rest.
         self.superblocks().update(&needed, |s| {
             for (planned, now) in planned.slices.iter_mut().zip(&s.slices) {
                 planned.store_blocks = now.store_blocks;
@@ -161,11 +161,11 @@ impl Volume {
             s.regions = planned.regions;
             s.slices = planned.slices;
         })?;
-        // Without the slices of a device that was added since the volume was opened.
+        // Leaves out the slices of a device that was added since the volume was opened.
         let mut slices = self.superblocks().with(slices_of);
         slices.truncate(self.slices().len());
         self.adopt(slices);
-        // Both copies get the new size, so that the loss of one does not cost the space. The growth does not depend on it.
+        // Writes the other copy, too, so that the loss of one copy does not cost the space. A failure does not undo the growth.
         if let Err(error) = self.superblocks().update(&[], |_| {}) {
             tracing::warn!(%error, "the older copy of the superblock keeps the size before the growth");
         }
@@ -232,7 +232,7 @@ impl Volume {
                     asked_bytes: new_bytes,
                 });
             }
-            // A device that is smaller than the volume needs was truncated. Its blocks fail to be read.
+            // A device that is smaller than the volume needs was truncated. Reads of its missing blocks fail.
             if new_bytes <= old_bytes {
                 continue;
             }

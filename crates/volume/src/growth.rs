@@ -18,7 +18,7 @@ pub(crate) enum Refusal {
     TooLittle { least_bytes: u64 },
     /// The region table is full.
     Regions,
-    /// The volume's containers would be too many. Holds the size of one.
+    /// The volume would have too many containers. Holds the size of a container.
     Containers { container_bytes: u64 },
 }
 
@@ -58,12 +58,12 @@ fn parts_of(superblock: &Superblock, device: u16) -> (Vec<usize>, u64) {
             .any(|r| on_it(&r))
     };
     let mut slices: Vec<usize> = (0..superblock.slices.len()).filter(has_space).collect();
-    // The slice whose last region ends here gets the first of the new blocks, so that this region grows and the table does not.
+    // The slice whose last region ends here gets the first of the new blocks, so that the region gets longer and the table does not.
     slices.sort_by_key(|slice| !continues(slice));
     (slices, end)
 }
 
-/// Gives blocks of a device to a slice, after all blocks that the slice has. `own` holds the slice's regions.
+/// Appends blocks of a device to the slice that has the regions `own`.
 fn append(own: &mut Vec<RegionEntry>, device: u16, blocks: Range<u64>) {
     let count = blocks.end - blocks.start;
     if let Some(last) = own.last_mut()
@@ -81,7 +81,7 @@ fn append(own: &mut Vec<RegionEntry>, device: u16, blocks: Range<u64>) {
     });
 }
 
-/// Makes a device `blocks` long, and gives the new blocks to the slices that have space on it. Changes nothing if it refuses.
+/// Makes a device `blocks` long, and gives the new blocks to the slices that have space on it. A refusal changes nothing.
 pub(crate) fn grow_device(
     superblock: &mut Superblock,
     device: u16,

@@ -1,10 +1,11 @@
 //! Decides which copy of the superblock counts for what.
 //!
-//! A device that misses a change keeps an older superblock, and a mount without another device may overtake the sequence of that one. So
-//! no copy needs to have all changes, whatever its sequence. Each part comes from a device that has all changes of this part:
+//! A device that misses a change keeps an older superblock. A later mount in which the devices that have the change are missing may write
+//! greater sequences than theirs. So a copy may lack changes whatever its sequence. Each part comes from a device that has all its changes:
 //!
 //! - the devices and the slices that the volume has: from the first device, without which there is no mount
 //! - a slice's entry, its regions and the chunks of its store: from the device of its first region
+//! - the blocks of a device: from this device, but at least up to the end of its last region
 //! - the rest (flags and owner): from the copy with the greatest sequence
 //!
 //! `Superblocks::update` fails if a device does not take a change that it must have.
@@ -14,7 +15,7 @@ use jericho_format::superblock::{
 };
 use zerocopy::byteorder::little_endian::{U16, U64};
 
-/// Returns the superblock of a volume. `first` is the newest usable copy of the first device. `copies` has the newest usable copy of each
+/// Returns the superblock of a volume. `first` is the newest usable copy on the first device. `copies` has the newest usable copy on each
 /// device, by index.
 pub(crate) fn merge(
     first: &Superblock,
@@ -81,8 +82,8 @@ impl<'a> Copies<'a> {
         self.copies.get(usize::from(device))?.as_ref()
     }
 
-    /// Returns the copy that counts for a slice: that of its own device. If this device is missing or has no usable copy, the latest one,
-    /// because it is the most probable one to have all changes.
+    /// Returns the copy that counts for a slice: that of its own device. If this device is missing or has no usable copy, returns the latest
+    /// copy, which most probably has all changes.
     fn counting(&self, slice: usize) -> &'a Superblock {
         let place = |copy: &Superblock| {
             let entry = copy.slices.get(slice)?;
@@ -92,14 +93,14 @@ impl<'a> Copies<'a> {
         };
         let own = self.first.first_device_of(&self.first.slices[slice]);
         let own = own.and_then(|device| self.on(device));
-        // A copy from before the slice was added does not have it.
+        // A copy from before the addition of the slice does not have it.
         let has_it = |copy: &&Superblock| place(copy) == place(self.first);
         let candidates = [own, Some(self.latest())];
         let counting = candidates.into_iter().flatten().find(has_it);
         counting.unwrap_or(self.first)
     }
 
-    /// Returns how many blocks of a device the volume uses, as far as the device knows.
+    /// Returns how many blocks of a device the volume uses, by the device's own copy.
     fn blocks_of(&self, device: usize) -> u64 {
         let entry = &self.first.devices[device];
         let candidates = [self.on(device as u16), Some(self.latest())];
@@ -117,8 +118,8 @@ fn regions_of(superblock: &Superblock, slice: usize) -> &[RegionEntry] {
     &superblock.regions[first..first + usize::from(entry.regions.get())]
 }
 
-/// Returns the end of the last region on a device. A growth that a crash interrupted may have reached the copy that counts for the slice, and
-/// not the device's own.
+/// Returns the end of the last region on a device. After a crash in a growth, the copy that counts for the slice may have the new region, and
+/// the device's own copy not.
 fn end_of_parts(superblock: &Superblock, device: usize) -> u64 {
     let on_it = superblock
         .regions

@@ -42,7 +42,7 @@ impl Volume {
             };
             let device = match find::device(&wanted, mode) {
                 Err(error @ VolumeError::DeviceMissing { .. }) => {
-                    tracing::error!("{error}; until then, its slices are absent");
+                    tracing::error!("{error}; its slices are absent until then");
                     let name = path_of(&entry);
                     absent_device(&name.to_string_lossy(), entry.blocks.get() * PAGE_BYTES)
                 }
@@ -87,7 +87,7 @@ fn read_head(device: &Arc<dyn Device>) -> Result<Superblocks, VolumeError> {
     check_length(device, label.device_blocks.get())?;
     if label.device_index.get() != 0 {
         let index = label.device_index.get().into();
-        // Only a hint, so an unusable superblock is no error here.
+        // The superblock is only a hint here, so an unusable one is no error.
         let head = Superblocks::read(device.clone()).ok();
         return Err(VolumeError::NotFirst {
             device: device.name(),

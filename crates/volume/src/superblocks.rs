@@ -1,4 +1,4 @@
-//! The superblock, of which each device has two copies. Reads the newest valid copies, and writes the older one of each device.
+//! The superblock, of which each device has two copies. Reads the newest valid copies, and writes the older copy of each device.
 
 use std::sync::Arc;
 
@@ -15,20 +15,20 @@ use crate::owner;
 
 /// The superblock of an open volume. Every change is durable before `update` returns.
 pub struct Superblocks {
-    /// By index. May be shorter than the device table while the volume is being opened.
+    /// By device index. May be shorter than the device table while the volume is being opened.
     devices: Vec<Arc<dyn Device>>,
     state: Mutex<State>,
 }
 
 struct State {
     current: Superblock,
-    /// The greatest sequence that some device may have.
+    /// The greatest sequence that any device may have.
     sequence: u64,
     /// The copy of each device that counts there; `None` until the first update. An update writes the other one.
     counting: Vec<Option<usize>>,
 }
 
-/// The reason why the superblock cannot be read.
+/// Why the superblock cannot be read.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ReadError {
     /// The device failed.
@@ -113,7 +113,7 @@ impl Superblocks {
         }
     }
 
-    /// Returns the superblock of the volume, of which this one is that of the first device. Reads the copies of the other devices, and
+    /// Returns the superblock of the volume; `self` is that of the first device. Reads the copies of the other devices, and
     /// ignores a device without a usable copy. Fails if the copies contradict each other.
     pub(crate) fn joined(
         &self,
@@ -141,10 +141,10 @@ impl Superblocks {
         read(&self.state.lock().current)
     }
 
-    /// Changes the superblock durably, on all devices that take it. Fails if one of the devices `needed` does not, or no device does.
-    /// On an error memory keeps the old superblock, but after a crash the new one may be the valid one.
+    /// Changes the superblock durably, on all devices that take it. Fails if a device in `needed` does not take it, or no device does.
+    /// On an error memory keeps the old superblock, but after a crash the new one may count.
     ///
-    /// `needed` are the devices whose copies count for what is changed (`merge`). Another device that misses the change keeps an older
+    /// `needed` has the devices whose copies count for the change (`merge`). Another device that misses the change keeps an older
     /// superblock, which is harmless.
     pub fn update(
         &self,
@@ -175,7 +175,8 @@ impl Superblocks {
                 Ok(copy) => match device.flush() {
                     Ok(()) => state.counting[index] = Some(copy),
                     Err(cause) => {
-                        // The device may return the copy now and lose it later. So the next update writes the same copy.
+                        // After a failed flush the device may return the new copy now and lose it later. So the next update
+                        // writes the same copy again.
                         state.counting[index] = Some(1 - copy);
                         causes.push((index, cause));
                     }
@@ -215,7 +216,7 @@ impl Superblocks {
         if self.is_dirty() == dirty && self.with(|s| s.head.owner == owner) {
             return Ok(());
         }
-        // The first device is there at each mount, so no mount is without the knowledge that there was another one.
+        // A mount needs the first device, so it learns of an earlier mount that did not end cleanly.
         let needed: &[u16] = if dirty { &[0] } else { &[] };
         self.update(needed, |s| {
             let flags = s.head.flags.get();
