@@ -61,7 +61,7 @@ pub struct LoggedPages {
     is_busy: AtomicBool,
     /// Maximum number of live images. With this many, syncs log no more pages.
     max: AtomicUsize,
-    /// Whether an image is settled only when its batch is durable.
+    /// Whether settlements wait until the batch of an image is durable.
     waits_for_batch: AtomicBool,
 }
 
@@ -249,7 +249,7 @@ impl LoggedPages {
         }
     }
 
-    /// Returns whether the next batch changes rows, as far as is known before it is sealed.
+    /// Returns whether the next batch changes rows, as far as is known before its sealing.
     pub fn has_changes(&self) -> bool {
         if self.is_idle() {
             return false;
@@ -258,8 +258,8 @@ impl LoggedPages {
         state.changed.values().any(|row| !state.is_held(row))
     }
 
-    /// Keeps the images of a file out of the batches, from the one on that is being sealed, or no longer. With checksums, an image
-    /// that is durable before the file's new checksums would be damaged data after a crash.
+    /// If `is_held`, keeps the images of a file out of batches, from the one that is being sealed on, until a call without it. With
+    /// checksums, an image that is durable before the file's new checksums would be damaged data after a crash.
     pub fn hold(&self, file: Ino, is_held: bool) {
         if self.is_idle() {
             return;

@@ -101,7 +101,7 @@ fn flag(subject: Subject, found: &mut Found, key: &[u8], (ino, extent): (Ino, &E
     if extent.summed != summed {
         let page = extent.page;
         found.damage(format!(
-            "extent of inode {ino} at page {page} says wrongly whether it has checksums"
+            "extent of inode {ino} at page {page} has a wrong checksum flag"
         ));
         let value = codec::extent_to_bytes(&Extent { summed, ..*extent });
         let stores = subject.stores;

@@ -892,7 +892,7 @@ fn checksums_that_disagree_with_the_extents_are_found_and_repaired() {
         "a row of checksums is invalid",
         vec![put(Table::Sums, &[1; 15], &[])],
     );
-    changed("says wrongly whether it has checksums", |_| {
+    changed("has a wrong checksum flag", |_| {
         let extent = Extent {
             page: 0,
             blocks: blocks(10, 4),

@@ -25,7 +25,7 @@ pub(super) struct Operations {
     pub(super) rows: Vec<Row>,
     /// (blocks, used)
     pub(super) blocks: Vec<(Blocks, bool)>,
-    /// Keys of `SUMS`, and changes of their rows.
+    /// Changes of rows of `SUMS`, with their keys.
     pub(super) sums: Vec<(SumsKey, Box<[u8]>)>,
 }
 
@@ -134,7 +134,8 @@ impl Operations {
     }
 
     /// Returns the rows to put: the batch's own rows, then the rows of the bitmaps and checksums as they are after the
-    /// batch. If several rows have one key, the last one counts. A new batch fails with `Damaged` if a block already has the state that the batch gives it.
+    /// batch. If several rows have one key, the last one counts. A new batch fails with `Damaged` if a block already has the state
+    /// that the batch gives it.
     pub(super) fn to_rows(&self, view: &View, bitmaps: Bitmaps) -> Read<Vec<Row>> {
         let mut rows = self.rows.clone();
         if !self.blocks.is_empty() {

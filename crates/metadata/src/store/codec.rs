@@ -1,5 +1,4 @@
-//! Between the store's rows and the filesystem's types. A row that makes no sense is `Damaged`
-//! with the number of the inode that it belongs to.
+//! Converts between the store's rows and the filesystem's types. Fails with `Damaged`, which names the inode, if a row is invalid.
 
 use jericho_format::record::{self, EntryValue, ExtentValue, InodeValue, kind};
 use jericho_format::sums::Group;
