@@ -34,8 +34,6 @@ pub struct AllObjects {
     map: ShardMap,
 }
 
-/// Has cache lines of its own.
-#[repr(align(128))]
 struct Part(Arc<Objects>);
 
 impl AllObjects {
@@ -71,7 +69,8 @@ impl AllObjects {
     }
 }
 
-/// A part of the object numbers.
+/// A part of the object numbers. Has cache lines of its own, with the count of its users.
+#[repr(align(128))]
 struct Objects {
     given: RwLock<Given>,
     /// The numbers are greater than this one.
