@@ -21,6 +21,8 @@ const _: () = assert!(SLICES_MAX <= 1 << INO_SLICE_BITS);
 pub const REGIONS_MAX: usize = 1024;
 /// Maximum number of chunks of the metadata region.
 pub const CHUNKS_MAX: usize = 4096;
+/// Greatest sequence. No volume gets there, and greater ones would leave none for the next write.
+pub const SEQUENCE_MAX: u64 = 1 << 62;
 /// Smallest and largest size of a container, in blocks. A container's size is a power of two.
 pub const CONTAINER_BLOCKS: std::ops::RangeInclusive<u32> = 256..=16384;
 /// Largest size of a chunk of the metadata region, in blocks.
@@ -421,6 +423,10 @@ impl Superblock {
         if chunk_blocks == 0 || chunk_blocks > CHUNK_BLOCKS_MAX {
             return wrong(format!("a chunk of {chunk_blocks} blocks"));
         }
+        let sequence = self.head.sequence.get();
+        if sequence > SEQUENCE_MAX {
+            return wrong(format!("a sequence of {sequence}"));
+        }
         if self.devices.is_empty() || self.slices.is_empty() {
             return wrong("no device or no slice".into());
         }
@@ -700,6 +706,9 @@ mod tests {
         is_refused("chunk of 0", |s| s.head.chunk_blocks = U32::new(0));
         is_refused("chunk of 4294967295", |s| {
             s.head.chunk_blocks = U32::new(u32::MAX)
+        });
+        is_refused("sequence of 18446744073709551615", |s| {
+            s.head.sequence = U64::new(u64::MAX)
         });
         is_refused("device 1 is in the table twice", |s| {
             s.devices.push(s.devices[0].clone())

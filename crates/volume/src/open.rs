@@ -44,7 +44,10 @@ impl Volume {
                 Err(error @ VolumeError::DeviceMissing { .. }) => {
                     tracing::error!("{error}; its slices are absent until then");
                     let name = path_of(&entry);
-                    absent_device(&name.to_string_lossy(), entry.blocks.get() * PAGE_BYTES)
+                    absent_device(
+                        &name.to_string_lossy(),
+                        entry.blocks.get().saturating_mul(PAGE_BYTES),
+                    )
                 }
                 found => found?,
             };
