@@ -25,14 +25,19 @@ struct RegularFile;
 /// Opens the file at `path`. With `create_size`, creates or resizes it. Removes a file that it created if a later step fails.
 pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, OpenError> {
     let write = !options.read_only;
-    if write && options.create_size.is_some_and(|size| size >= BLOCK_BYTES) && create(path)? {
-        return open_existing(path, options).inspect_err(|_| {
+    let creates = write && options.create_size.is_some_and(|size| size >= BLOCK_BYTES);
+    if !creates {
+        return open_existing(path, options);
+    }
+    match create(path)? {
+        true => open_existing(path, options).inspect_err(|_| {
             if let Err(error) = std::fs::remove_file(path) {
                 tracing::warn!(path = %path.display(), %error, "cannot remove the new file");
             }
-        });
+        }),
+        false if options.create_new => Err(OpenError::Exists { path: path.into() }),
+        false => open_existing(path, options),
     }
-    open_existing(path, options)
 }
 
 fn open_existing(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, OpenError> {

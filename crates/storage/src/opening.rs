@@ -19,6 +19,8 @@ pub struct OpenOptions {
     /// Creates a missing regular file, and makes a file exactly this long (longer or shorter). New space is sparse;
     /// `Device::provision` takes it from the host. A block device keeps its size and must have at least this size.
     pub create_size: Option<u64>,
+    /// With `create_size`: fails if the file exists already, and changes nothing.
+    pub create_new: bool,
     /// The kernel's NUMA node of the hardware. `None`: sysfs tells.
     pub home_node: Option<u32>,
 }
@@ -26,6 +28,12 @@ pub struct OpenOptions {
 /// Why a device could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
+    /// There is something at the path, for example a link to nowhere.
+    #[error("{}: exists already; choose another path, or remove it", .path.display())]
+    Exists {
+        /// The given path.
+        path: PathBuf,
+    },
     /// There is nothing at the path.
     #[error("{}: no such file or device; check the path, or give a size to create it", .path.display())]
     Missing {

@@ -3,6 +3,7 @@
 //! All checks end before the first byte changes. If format fails, it removes the files that it created. Existing files that are
 //! refused keep their bytes and length.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
@@ -34,6 +35,8 @@ struct Target {
     path: PathBuf,
     /// The file did not exist.
     new: bool,
+    /// The file did not exist, and this process has created it. Another process may have been first.
+    is_created: Cell<bool>,
     is_file: bool,
     /// Earlier length of a file.
     old_bytes: u64,
@@ -57,7 +60,7 @@ pub fn format(
     let mut locks: Vec<VolumeLock> = Vec::new();
     let mut seen = Vec::new();
     for path in paths {
-        let target = inspect_target(path, options)?;
+        let mut target = inspect_target(path, options)?;
         if !target.new {
             let identity = std::fs::metadata(path).map(|m| (m.dev(), m.ino()));
             let identity = identity.map_err(system("inspect", path))?;
@@ -66,6 +69,8 @@ pub fn format(
             }
             seen.push(identity);
             locks.push(Volume::lock(path, OpenMode::WRITE)?);
+            // Another process may have formatted it before it was locked.
+            target = inspect_target(path, options)?;
         } else if targets.iter().any(|t: &Target| t.path == *path) {
             return Err(VolumeError::Twice(path.clone()));
         }
@@ -115,6 +120,7 @@ fn inspect_target(path: &Path, options: &FormatOptions) -> Result<Target, Volume
             return Ok(Target {
                 path: path.into(),
                 new: true,
+                is_created: Cell::new(false),
                 is_file: true,
                 old_bytes: 0,
                 old_stored_bytes: 0,
@@ -172,6 +178,7 @@ fn inspect_target(path: &Path, options: &FormatOptions) -> Result<Target, Volume
     Ok(Target {
         path: path.into(),
         new: false,
+        is_created: Cell::new(false),
         is_file,
         old_bytes,
         old_stored_bytes: metadata.blocks() * STAT_BLOCK_BYTES,
@@ -187,11 +194,13 @@ fn open_and_write(
     make_contents: impl FnOnce(&Volume) -> Result<(), VolumeError>,
 ) -> Result<Summary, VolumeError> {
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+    let mut locks = Vec::new();
     let mut paths = Vec::new();
     for (index, target) in targets.iter().enumerate() {
-        let (device, path) = open_target(target, options, index)?;
-        devices.push(device);
-        paths.push(path);
+        let open = open_target(target, options, index)?;
+        locks.extend(open.lock);
+        devices.push(open.device);
+        paths.push(open.path);
     }
     // The contents of the targets were already checked, so `prepare` must not check them again.
     let options = FormatOptions {
@@ -209,24 +218,45 @@ fn open_and_write(
     write(&devices, superblock, make_contents)
 }
 
-/// Opens a target, at its new length. Returns the path at which to find it again, too.
+/// A target that is open.
+struct OpenTarget {
+    device: Arc<dyn Device>,
+    /// The path at which to find it again.
+    path: PathBuf,
+    /// The lock of a new file.
+    lock: Option<VolumeLock>,
+}
+
+/// Opens a target, at its new length.
 fn open_target(
     target: &Target,
     options: &FormatOptions,
     index: usize,
-) -> Result<(Arc<dyn Device>, PathBuf), VolumeError> {
+) -> Result<OpenTarget, VolumeError> {
     let open = OpenOptions {
         create_size: target
             .is_file
             .then_some(target.bytes / PAGE_BYTES * PAGE_BYTES),
+        create_new: target.new,
         home_node: options.device_nodes.get(index).copied().flatten(),
         ..OpenOptions::default()
     };
     let device = open_device(&target.path, open).map_err(|e| VolumeError::Open(e.to_string()))?;
+    let lock = target
+        .new
+        .then(|| Volume::lock(&target.path, OpenMode::WRITE))
+        .transpose();
+    // If another process has locked the new file, the file is that one's.
+    let is_ours = !matches!(lock, Err(VolumeError::Locked { .. }));
+    target.is_created.set(target.new && is_ours);
     // Stores the path of a link instead of its target: a link in /dev/disk/by-id stays valid, while the device name that it
     // points to may change.
     let path = std::path::absolute(&target.path).map_err(system("find", &target.path))?;
-    Ok((device, path))
+    Ok(OpenTarget {
+        device,
+        path,
+        lock: lock?,
+    })
 }
 
 fn preallocate_target(
@@ -257,11 +287,14 @@ pub fn add(
     {
         add::check_label(volume, &*device)?;
     }
-    let target = inspect_target(path, options)?;
-    let lock = match target.new {
-        true => None,
-        false => Some(Volume::lock(path, OpenMode::WRITE)?),
-    };
+    let mut target = inspect_target(path, options)?;
+    let lock = (!target.new)
+        .then(|| Volume::lock(path, OpenMode::WRITE))
+        .transpose()?;
+    if lock.is_some() {
+        // Another process may have formatted it before it was locked.
+        target = inspect_target(path, options)?;
+    }
     let space = Space {
         name: target.path.to_string_lossy().into(),
         blocks: target.bytes / PAGE_BYTES,
@@ -274,21 +307,24 @@ pub fn add(
     };
     add::check_plan(volume, &space, slices)?;
     let result = (|| {
-        let (device, path) = open_target(&target, options, 0)?;
-        let lock = match lock {
+        let open = open_target(&target, options, 0)?;
+        let mut lock = match open.lock.or(lock) {
             Some(lock) => lock,
             None => Volume::lock(&target.path, OpenMode::WRITE)?,
         };
+        let device = open.device;
+        lock.keep(device.clone());
         let allocates = volume.superblocks().with(|s| s.head.flags.get()) & FLAG_PREALLOCATED != 0;
         if target.is_file && allocates {
             preallocate_target(&target, &*device, options)?;
         }
-        let added = add::add_device(volume, device, &path, slices, make_contents)?;
+        let added = add::add_device(volume, device, &open.path, slices, make_contents)?;
         Ok((added, lock))
     })();
-    // The volume may have the device already if the device belongs to it durably.
-    if matches!(&result, Err(error) if !matches!(error, AddError::Last(_))) {
-        undo(&target);
+    match &result {
+        // The volume may have the device.
+        Ok(_) | Err(AddError::Last(_)) => {}
+        Err(_) => undo(&target),
     }
     result
 }
@@ -336,7 +372,9 @@ impl Target {
 /// Undoes the changes after a failure. Removes a file that format created. Gives an existing file its earlier length, and gives
 /// the host back the space that the file did not have before.
 fn undo(target: &Target) {
-    let result = if target.new {
+    let result = if target.new && !target.is_created.get() {
+        Ok(())
+    } else if target.new {
         match std::fs::remove_file(&target.path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             other => other,

@@ -1,8 +1,10 @@
 //! Locks a volume: every device of it.
 
+use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
-use jericho_storage::{Access, Claim, ClaimError};
+use jericho_storage::{Access, Claim, ClaimError, Device};
 
 use crate::device::{OpenMode, inspect};
 use crate::error::VolumeError;
@@ -11,10 +13,19 @@ use crate::volume::Volume;
 
 /// A lock on the devices of a volume, held for one process until it is dropped. A reader's lock excludes writers. A writer's
 /// lock excludes all other processes.
-#[derive(Debug)]
 pub struct VolumeLock {
     claims: Vec<Claim>,
+    /// Devices that nothing else keeps open. An open block device excludes mounts and other programs.
+    kept: Vec<Arc<dyn Device>>,
     mode: OpenMode,
+}
+
+impl fmt::Debug for VolumeLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VolumeLock")
+            .field("claims", &self.claims)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Volume {
@@ -23,6 +34,7 @@ impl Volume {
         inspect(path)?;
         let mut lock = VolumeLock {
             claims: vec![],
+            kept: vec![],
             mode,
         };
         lock.claim(path)?;
@@ -39,6 +51,11 @@ impl VolumeLock {
         }
         // Another process may have formatted one of them before it was locked.
         check_devices(volume.devices(), volume.superblocks())
+    }
+
+    /// Keeps a device open as long as the lock is held.
+    pub(crate) fn keep(&mut self, device: Arc<dyn Device>) {
+        self.kept.push(device);
     }
 
     fn claim(&mut self, path: &Path) -> Result<(), VolumeError> {

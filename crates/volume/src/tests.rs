@@ -298,6 +298,39 @@ fn format_refuses_bad_input_and_changes_nothing() {
 }
 
 #[test]
+fn of_two_formats_of_a_new_file_at_once_one_makes_a_volume_and_the_other_leaves_it_alone() {
+    let mut together = 0;
+    for round in 0..40 {
+        let dir = tempfile::tempdir().unwrap();
+        let file = paths(&dir, &["volume"]);
+        let barrier = std::sync::Barrier::new(2);
+        let uuid_of = || {
+            barrier.wait();
+            make(&file, &of_size(32)).map(|made| made.uuid)
+        };
+        let made: Vec<_> = std::thread::scope(|scope| {
+            let threads = [scope.spawn(uuid_of), scope.spawn(uuid_of)];
+            threads.map(|thread| thread.join().unwrap()).into()
+        });
+        let found = Volume::open(&file[0], WRITE).unwrap().uuid();
+        let winners: Vec<_> = made.iter().flatten().collect();
+        assert_eq!(winners, [&found], "round {round}: {made:?}");
+        let message = made.iter().find_map(|made| made.as_ref().err()).unwrap();
+        together += usize::from(!message.to_string().contains("already holds"));
+    }
+    assert!(together > 0, "no round was at once");
+}
+
+#[test]
+fn a_link_to_nowhere_is_refused_and_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let link = paths(&dir, &["link"]);
+    std::os::unix::fs::symlink("nowhere", &link[0]).unwrap();
+    refusal(make(&link, &of_size(32)), "exists already");
+    assert!(std::fs::symlink_metadata(&link[0]).is_ok());
+}
+
+#[test]
 fn errors_distinguish_missing_damaged_and_newer_volumes() {
     let dir = tempfile::tempdir().unwrap();
     let file = paths(&dir, &["volume"]).remove(0);
