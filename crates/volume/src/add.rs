@@ -3,7 +3,8 @@
 //!
 //! The order of the durable writes makes a crash at any point leave the old volume or the new one:
 //!
-//! 1. The label of the new device becomes zeros, so its former contents are lost.
+//! 1. If an earlier addition failed in its last step, the devices of the volume get its superblock once more: the first device may name that
+//!    new device. The label of the new device becomes zeros, so its former contents are lost.
 //! 2. The new device gets both copies of the new superblock, the journals and the stores of its slices, and then its label. No other device
 //!    refers to it, so the volume is still the old one.
 //! 3. The devices of the volume get the new superblock, whose sequence is greater than those of step 2. As soon as the first device has it,
@@ -181,6 +182,7 @@ pub fn add_device(
         blocks: device.size_bytes() / PAGE_BYTES,
         node: device.home_node(),
     };
+    volume.superblocks().settle()?;
     let mut planned = plan(volume, &space, Some(path), slices)?;
     planned.head.sequence += 1;
     let first = First {

@@ -4,9 +4,9 @@
 //! greater sequences than theirs. So a copy may lack changes whatever its sequence. Each part comes from a device that has all its changes:
 //!
 //! - the devices and the slices that the volume has: from the first device, without which there is no mount
+//! - the flags and the owner: from the first device, too. Otherwise a mount without a device that is ahead would not be seen with it
 //! - a slice's entry, its regions and the chunks of its store: from the device of its first region
-//! - the blocks of a device: from this device, but at least up to the end of its last region
-//! - the rest (flags and owner): from the copy with the greatest sequence
+//! - the blocks of a device: from the same copies as the slices with a region on it
 //!
 //! `Superblocks::update` fails if a device does not take a change that it must have.
 
@@ -22,14 +22,14 @@ pub(crate) fn merge(
     copies: &[Option<Superblock>],
 ) -> Result<Superblock, SuperblockError> {
     let copies = Copies { first, copies };
-    let latest = copies.latest();
     let mut merged = Superblock {
-        head: latest.head.clone(),
+        head: first.head.clone(),
         devices: first.devices.clone(),
         slices: vec![],
         regions: vec![],
         chunks: vec![],
     };
+    merged.head.sequence = copies.latest().head.sequence;
     let stores = first.stores();
     for index in 0..first.slices.len() {
         let counting = copies.counting(index);
@@ -45,7 +45,7 @@ pub(crate) fn merge(
         }
     }
     for index in 0..merged.devices.len() {
-        let blocks = copies.blocks_of(index).max(end_of_parts(&merged, index));
+        let blocks = copies.blocks_of(&merged, index);
         merged.devices[index].blocks = U64::new(blocks);
     }
     let tables = [
@@ -87,8 +87,8 @@ impl<'a> Copies<'a> {
     fn counting(&self, slice: usize) -> &'a Superblock {
         let place = |copy: &Superblock| {
             let entry = copy.slices.get(slice)?;
-            let region = regions_of(copy, slice).first()?;
-            let begin = (region.device.get(), region.first_block.get());
+            let region = regions_of(copy, slice).first();
+            let begin = region.map(|r| (r.device.get(), r.first_block.get()));
             Some((begin, entry.journal_first_block.get()))
         };
         let own = self.first.first_device_of(&self.first.slices[slice]);
@@ -100,15 +100,23 @@ impl<'a> Copies<'a> {
         counting.unwrap_or(self.first)
     }
 
-    /// Returns how many blocks of a device the volume uses, by the device's own copy.
-    fn blocks_of(&self, device: usize) -> u64 {
-        let entry = &self.first.devices[device];
-        let candidates = [self.on(device as u16), Some(self.latest())];
-        let entries = candidates.into_iter().flatten();
-        let found = entries
-            .filter_map(|copy| copy.devices.get(device))
-            .find(|found| found.uuid == entry.uuid);
-        found.unwrap_or(entry).blocks.get()
+    /// Returns how many blocks of a device the volume uses: as many as the copies say from which the slices with space on it come. So a growth
+    /// that missed one of these copies can be repeated.
+    fn blocks_of(&self, merged: &Superblock, device: usize) -> u64 {
+        let first = &self.first.devices[device];
+        let has_space = |slice: &usize| {
+            let mut regions = regions_of(merged, *slice).iter();
+            regions.any(|region| usize::from(region.device.get()) == device)
+        };
+        let blocks = |slice: usize| {
+            let entry = self.counting(slice).devices.get(device)?;
+            (entry.uuid == first.uuid).then_some(entry.blocks.get())
+        };
+        let slices = (0..merged.slices.len()).filter(has_space);
+        let least = slices.filter_map(blocks).min();
+        // The copies differ if slices that begin on different devices share this one.
+        let end = end_of_parts(merged, device);
+        least.unwrap_or(first.blocks.get()).max(end)
     }
 }
 
@@ -118,8 +126,7 @@ fn regions_of(superblock: &Superblock, slice: usize) -> &[RegionEntry] {
     &superblock.regions[first..first + usize::from(entry.regions.get())]
 }
 
-/// Returns the end of the last region on a device. After a crash in a growth, the copy that counts for the slice may have the new region, and
-/// the device's own copy not.
+/// Returns the end of the last region on a device.
 fn end_of_parts(superblock: &Superblock, device: usize) -> u64 {
     let on_it = superblock
         .regions

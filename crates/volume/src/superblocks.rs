@@ -26,6 +26,8 @@ struct State {
     sequence: u64,
     /// The copy of each device that counts there; `None` until the first update. An update writes the other one.
     counting: Vec<Option<usize>>,
+    /// An update has failed since `settle`: a device may have a superblock that is not the current one.
+    has_failed: bool,
 }
 
 /// Why the superblock cannot be read.
@@ -109,6 +111,7 @@ impl Superblocks {
                 sequence: current.head.sequence.get(),
                 current,
                 counting,
+                has_failed: false,
             }),
         }
     }
@@ -188,6 +191,7 @@ impl Superblocks {
         let missing = self.devices.iter().enumerate();
         let mut missing = missing.filter(|(index, device)| is_needed(*index) && device.is_absent());
         if let Some((_, missing)) = missing.next() {
+            state.has_failed = true;
             missing.flush()?;
         }
         let present = self.devices.iter().filter(|device| !device.is_absent());
@@ -196,6 +200,7 @@ impl Superblocks {
             .iter()
             .position(|(index, _)| are_all || is_needed(*index))
         {
+            state.has_failed = true;
             return Err(causes.swap_remove(at).1);
         }
         for (index, cause) in causes {
@@ -203,6 +208,15 @@ impl Superblocks {
             tracing::warn!("the superblock on {name} is out of date: {cause}");
         }
         state.current = next;
+        Ok(())
+    }
+
+    /// Makes the superblock the only one that a mount can find on the first device, also if updates have failed.
+    pub(crate) fn settle(&self) -> Result<(), IoError> {
+        if self.state.lock().has_failed {
+            self.update(&[0], |_| {})?;
+            self.state.lock().has_failed = false;
+        }
         Ok(())
     }
 
@@ -217,8 +231,7 @@ impl Superblocks {
             return Ok(());
         }
         // A mount needs the first device, so it learns of an earlier mount that did not end cleanly.
-        let needed: &[u16] = if dirty { &[0] } else { &[] };
-        self.update(needed, |s| {
+        self.update(&[0], |s| {
             let flags = s.head.flags.get();
             s.head.owner = owner;
             s.head.flags.set(if dirty {

@@ -76,15 +76,19 @@ fn a_volume_of_two_files_opens_by_the_first_and_after_both_were_moved() {
 }
 
 #[test]
-fn the_newest_superblock_of_all_devices_counts() {
+fn the_newest_superblock_counts_for_a_slice_whose_device_is_missing() {
     let dir = tempfile::tempdir().unwrap();
     let files = paths(&dir, &["one", "two"]);
-    make(&files, &of_size(64)).unwrap();
-    let created_s = |volume: &Volume| volume.superblocks().with(|s| s.head.created_s.get());
+    let options = FormatOptions {
+        slices: Some(2),
+        ..of_size(64)
+    };
+    make(&files, &options).unwrap();
+    let node = |volume: &Volume| volume.superblocks().with(|s| s.slices[1].node.get());
     let volume = Volume::open(&files[0], WRITE).unwrap();
     volume
         .superblocks()
-        .update(&[], |s| s.head.created_s.set(7))
+        .update(&[], |s| s.slices[1].node.set(7))
         .unwrap();
     drop(volume);
     // The first device loses the change.
@@ -92,7 +96,7 @@ fn the_newest_superblock_of_all_devices_counts() {
     let copies = crate::superblocks::read_copies(&*device).unwrap();
     let is_new = |copy: &Result<Superblock, _>| {
         copy.as_ref()
-            .is_ok_and(|copy| copy.head.created_s.get() == 7)
+            .is_ok_and(|copy| copy.slices[1].node.get() == 7)
     };
     let newer = copies.iter().position(is_new).unwrap();
     device
@@ -101,12 +105,12 @@ fn the_newest_superblock_of_all_devices_counts() {
     device.flush().unwrap();
     drop(device);
     let volume = Volume::open(&files[0], WRITE).unwrap();
-    assert_eq!(created_s(&volume), 7);
+    assert_eq!(node(&volume), 7);
     // A change brings the first device up to date.
     volume.superblocks().update(&[], |_| {}).unwrap();
     drop(volume);
     std::fs::remove_file(&files[1]).unwrap();
-    assert_eq!(created_s(&Volume::open(&files[0], WRITE).unwrap()), 7);
+    assert_eq!(node(&Volume::open(&files[0], WRITE).unwrap()), 7);
 }
 
 #[test]

@@ -4,12 +4,16 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use jericho_format::superblock::{CHUNK_SPARE, CHUNKS_MAX, ChunkEntry, Superblock};
+use jericho_format::PAGE_BYTES;
+use jericho_format::superblock::{
+    CHUNK_SPARE, CHUNKS_MAX, COPY_FIRST_BLOCK, ChunkEntry, SliceEntry, Superblock,
+};
 use jericho_sim::{DeviceSet, FaultPlan, Operation, SimDevice};
 use jericho_storage::{Device, IoError, absent_device};
 use jericho_volume::{
-    FormatOptions, GrowRequest, OpenMode, Volume, VolumeError, add_device, format_devices,
+    AddError, FormatOptions, GrowRequest, OpenMode, Volume, VolumeError, add_device, format_devices,
 };
+use zerocopy::FromZeros;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
 const MIB: u64 = 1 << 20;
@@ -489,4 +493,130 @@ fn a_device_is_added_while_the_volume_is_in_use() {
         assert!((old..3).all(|slice| taken(&volume, slice) == (1, 64)));
         assert_eq!(volume.grow(&GrowRequest::default()).unwrap().len(), added);
     }
+}
+
+/// Writes a superblock to both copies on a device.
+fn overwrite(device: &dyn Device, superblock: &Superblock) {
+    for first_block in COPY_FIRST_BLOCK {
+        let at = first_block * PAGE_BYTES;
+        device.write_at(at, &superblock.encode()).unwrap();
+    }
+    device.flush().unwrap();
+}
+
+/// Makes a volume with one slice, which has space on two devices.
+fn formatted_over_two() -> DeviceSet {
+    let set = formatted(2);
+    let options = FormatOptions {
+        slices: Some(1),
+        force: true,
+        ..FormatOptions::default()
+    };
+    format_devices(&set.as_devices(), &[], &options, |_| Ok(())).unwrap();
+    set
+}
+
+#[test]
+fn a_copy_without_a_slice_that_has_no_space_does_not_count_for_the_slice() {
+    let set = formatted_over_two();
+    let superblock = open(set.as_devices()).superblocks().with(Superblock::clone);
+    let mut newer = superblock.clone();
+    newer.head.sequence = U64::new(9);
+    overwrite(&*set.devices()[1], &newer);
+    let mut more = superblock;
+    more.slices.push(SliceEntry::new_zeroed());
+    overwrite(&*set.devices()[0], &more);
+    assert_eq!(open(set.as_devices()).slices().len(), 2);
+}
+
+#[test]
+fn the_owner_of_a_mount_without_a_device_that_is_ahead_is_seen_with_that_device() {
+    let set = formatted(2);
+    let volume = open(set.as_devices());
+    fail(&set, 0);
+    (0..9).for_each(|nth| take_chunk(&volume, 1, nth).unwrap());
+    drop(volume);
+    heal(&set, 0);
+    let owner = |volume: &Volume| volume.superblocks().with(|s| s.head.owner);
+    let mounted = open_without(&set, &[1]);
+    mounted.mark_dirty().unwrap();
+    // Another machine sees all devices.
+    let other = open(set.as_devices());
+    assert!(other.is_dirty());
+    assert_eq!(owner(&other), owner(&mounted));
+    drop(other);
+    mounted.mark_clean().unwrap();
+    assert!(!open(set.as_devices()).is_dirty());
+}
+
+#[test]
+fn a_mount_ends_when_the_first_device_records_it() {
+    let set = formatted(2);
+    let volume = open(set.as_devices());
+    volume.mark_dirty().unwrap();
+    fail(&set, 0);
+    let refused = volume.mark_clean().unwrap_err();
+    assert!(refused.to_string().contains("one"), "{refused}");
+    heal(&set, 0);
+    assert!(open(set.as_devices()).is_dirty());
+    fail(&set, 1);
+    volume.mark_clean().unwrap();
+    heal(&set, 1);
+    assert!(!open(set.as_devices()).is_dirty());
+}
+
+#[test]
+fn a_growth_that_only_a_device_without_a_slice_recorded_is_possible_later() {
+    let set = formatted_over_two();
+    let volume = open(set.as_devices());
+    let before = volume.slices()[0].blocks;
+    set.devices()[1].enlarge(200 * MIB);
+    fail(&set, 0);
+    volume.grow(&GrowRequest::default()).unwrap_err();
+    drop(volume);
+    heal(&set, 0);
+    let volume = open(set.as_devices());
+    assert_eq!(volume.slices()[0].blocks, before);
+    assert_eq!(volume.grow(&GrowRequest::default()).unwrap().len(), 1);
+    drop(volume);
+    let volume = open(set.as_devices());
+    assert!(volume.slices()[0].blocks > before);
+    assert_eq!(volume.grow(&GrowRequest::default()).unwrap(), []);
+}
+
+#[test]
+fn a_second_attempt_after_an_addition_failed_in_its_last_step_leaves_a_volume() {
+    let set = formatted(3);
+    let options = FormatOptions {
+        slices: Some(2),
+        has_stores: Some(true),
+        force: true,
+        ..FormatOptions::default()
+    };
+    let devices = set.as_devices();
+    format_devices(&devices[..2], &[], &options, |_| Ok(())).unwrap();
+    let volume = open(devices[..2].to_vec());
+    let add = || {
+        let path = PathBuf::from("three");
+        add_device(&volume, devices[2].clone(), &path, 1, |_, _| Ok(()))
+    };
+    // The first device may have the superblock then. It cannot be flushed any more.
+    let plan = FaultPlan::fail_nth(Some(Operation::Flush), 1, EIO);
+    set.devices()[0].set_plan(plan);
+    let refused = add().unwrap_err();
+    assert!(matches!(refused, AddError::Last(_)), "{refused}");
+    // The device that the superblock may name stays as it is.
+    add().unwrap_err();
+    drop(volume);
+    let mut slices = Vec::new();
+    for seed in 0..8 {
+        let after = set.crash(seed);
+        let devices = after.as_devices();
+        let found = match Volume::open_from_devices(devices[..2].to_vec(), OpenMode::WRITE) {
+            Err(VolumeError::DeviceMissing { index: 2, .. }) => open(devices),
+            found => found.unwrap(),
+        };
+        slices.push(found.slices().len());
+    }
+    assert!(slices.contains(&2) && slices.contains(&3), "{slices:?}");
 }
