@@ -147,9 +147,10 @@ impl Allocator {
         if entries.is_empty() {
             return Ok(());
         }
-        if let Err(error) = region.add_spares(&entries) {
-            // It is unknown whether the superblock has the chunks, so they stay taken until the next mount.
-            return Err(error.into());
+        // After an error it is unknown whether the superblock has the chunks, so they stay taken until the next mount.
+        let added = region.add_spares(&entries)?;
+        for entry in &entries[added..] {
+            self.give_back_chunk(region, entry);
         }
         Ok(())
     }

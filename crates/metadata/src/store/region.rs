@@ -220,12 +220,14 @@ impl Region {
         self.superblocks.with(|s| CHUNKS_MAX - s.chunks.len())
     }
 
-    /// Adds spare chunks, durably. The entries' position is `CHUNK_SPARE`.
-    pub fn add_spares(&self, entries: &[ChunkEntry]) -> Result<(), IoError> {
+    /// Adds spare chunks, durably. The entries' position is `CHUNK_SPARE`. Returns how many of them the superblock's table has room for,
+    /// because other stores and an addition of a device may have taken entries since `free_entries`.
+    pub fn add_spares(&self, mut entries: &[ChunkEntry]) -> Result<usize, IoError> {
         let _writing = self.writing.lock();
         let mut first = 0;
         self.superblocks.update(&[self.first_device], |s| {
             first = s.chunks.len();
+            entries = &entries[..entries.len().min(CHUNKS_MAX - first)];
             s.chunks.extend_from_slice(entries);
         })?;
         let mut state = self.state.write();
@@ -239,7 +241,7 @@ impl Region {
                 },
             );
         }
-        Ok(())
+        Ok(entries.len())
     }
 
     /// Allocates a chunk's space on the host of its device, where that is possible.

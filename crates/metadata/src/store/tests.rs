@@ -1,3 +1,7 @@
+use std::sync::Arc;
+
+use jericho_format::superblock::{CHUNKS_MAX, Superblock};
+use jericho_storage::Device;
 use jericho_volume::Blocks;
 
 use super::*;
@@ -42,6 +46,23 @@ fn blocks(first: u64, count: u32) -> Blocks {
         first,
         count,
     }
+}
+
+#[test]
+fn a_store_takes_no_more_chunks_than_the_superblock_has_room_for() {
+    let device = crate::testing::formatted(64, 1);
+    let volume = crate::testing::opened(&device);
+    let views = |devices: &[Arc<dyn Device>]| (devices.to_vec(), ());
+    let (region, ()) = crate::stores::regions(&volume, views).remove(0);
+    let chunk = volume.superblocks().with(|s| s.chunks[0]);
+    let before = region.chunks();
+    // Another store has taken all entries but three since this one counted the free ones.
+    let fill = |s: &mut Superblock| s.chunks.resize(CHUNKS_MAX - 3, chunk);
+    volume.superblocks().update(&[], fill).unwrap();
+    assert_eq!(region.add_spares(&[chunk; 8]).unwrap(), 3);
+    assert_eq!(region.add_spares(&[chunk; 8]).unwrap(), 0);
+    assert_eq!(region.chunks(), before + 3);
+    assert_eq!(region.free_entries(), 0);
 }
 
 #[test]
