@@ -3,11 +3,12 @@
 use std::fmt::Write;
 use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::ExitCode;
 
 use jericho_fs::add::add;
-use jericho_fuse::addition::{Add, AddRequest};
+use jericho_fuse::addition::{Add, AddRequest, Seen};
 use jericho_sys::process::random_u64;
 use jericho_volume::{FormatOptions, OpenMode, Volume, VolumeError};
 
@@ -37,12 +38,21 @@ pub fn run(args: &AddArgs) -> Outcome {
 fn add_to_mounted(args: &AddArgs, dir: &Path) -> Result<Add, Failure> {
     let path = std::path::absolute(&args.new)
         .context(format_args!("cannot find {}", args.new.display()))?;
+    let seen = Seen::at(&path);
+    let mounted = std::fs::metadata(dir).context(format_args!("cannot find {}", dir.display()))?;
+    if seen.is_some_and(|seen| seen.device == mounted.dev()) {
+        return Err(Failure::new(format!(
+            "{} is on the volume itself, which is not mounted when its devices are opened; choose a path outside of it",
+            args.new.display()
+        )));
+    }
     let request = AddRequest {
         number: random_u64().context("cannot get a random number")?,
         path: path.as_os_str().as_bytes().to_vec(),
         size_bytes: args.size,
         slices: args.slices,
         force: args.force,
+        seen,
     };
     control::add(dir, &request)
 }

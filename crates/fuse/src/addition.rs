@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use jericho_daemon::{AddError, Added, FormatOptions, Mounted};
@@ -18,6 +19,10 @@ pub const ADD: &str = "jericho.add";
 const ADDED: &str = "jericho.added+";
 /// Results that wait for their callers. A caller that was killed never asks for its own.
 const RESULTS_MAX: usize = 8;
+
+/// Why a path is refused that means something else to the daemon.
+const ELSEWHERE: &str = "the daemon of the volume finds another file there, because it runs in another mount namespace; run this \
+                         command where the volume was mounted";
 
 /// A request to add a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +37,38 @@ pub struct AddRequest {
     pub slices: u16,
     /// Overwrites what the device holds.
     pub force: bool,
+    /// What the caller finds at the path.
+    pub seen: Option<Seen>,
+}
+
+/// What a process finds at a path. A process in another mount namespace may find something else there, which must not be overwritten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// There is nothing at the path. The other fields describe its directory then.
+    pub is_new: bool,
+    /// Number of a block device, or of the filesystem that has the file.
+    pub device: u64,
+    /// Number of the file; 0: a block device.
+    pub inode: u64,
+}
+
+impl Seen {
+    /// Returns what is at a path, or `None` if it has no directory.
+    pub fn at(path: &Path) -> Option<Seen> {
+        let (is_new, metadata) = match std::fs::metadata(path) {
+            Ok(metadata) => (false, metadata),
+            Err(_) => (true, std::fs::metadata(path.parent()?).ok()?),
+        };
+        let (device, inode) = match metadata.file_type().is_block_device() {
+            true => (metadata.rdev(), 0),
+            false => (metadata.dev(), metadata.ino()),
+        };
+        Some(Seen {
+            is_new,
+            device,
+            inode,
+        })
+    }
 }
 
 /// The result of `jericho add` on a mounted volume.
@@ -92,12 +129,19 @@ impl Additions {
             force: request.force,
             ..FormatOptions::default()
         };
-        let added = mounted.add(Path::new(OsStr::from_bytes(&request.path)), &options);
-        if let Err(error) = &added {
+        let path = Path::new(OsStr::from_bytes(&request.path));
+        let added = match Seen::at(path) == request.seen {
+            true => Add::of(mounted.add(path, &options)),
+            false => Add {
+                error: Some(ELSEWHERE.into()),
+                ..Add::default()
+            },
+        };
+        if let Some(error) = &added.error {
             tracing::warn!(%error, "a device could not be added");
         }
         let mut results = self.0.lock();
-        results.push_back((request.number, Add::of(added)));
+        results.push_back((request.number, added));
         while results.len() > RESULTS_MAX {
             results.pop_front();
         }
@@ -117,6 +161,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_path_that_leads_to_another_file_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+        let new = Seen::at(&one).unwrap();
+        assert!(new.is_new && Seen::at(&two) == Some(new));
+        std::fs::write(&one, "1").unwrap();
+        std::fs::write(&two, "2").unwrap();
+        let seen = Seen::at(&one).unwrap();
+        assert!(!seen.is_new && seen != new && Seen::at(&two) != Some(seen));
+        std::fs::write(&one, "more").unwrap();
+        assert_eq!(Seen::at(&one), Some(seen));
+        assert_eq!(
+            Seen::at(&one.join("below")),
+            Some(Seen {
+                is_new: true,
+                ..seen
+            })
+        );
+        assert_eq!(Seen::at(Path::new("/nowhere/file")), None);
+    }
+
+    #[test]
     fn a_request_has_an_absolute_path() {
         let request = AddRequest {
             number: u64::MAX,
@@ -124,6 +190,7 @@ mod tests {
             size_bytes: Some(1 << 40),
             slices: 2,
             force: true,
+            seen: Seen::at(Path::new("/")),
         };
         let json = serde_json::to_vec(&request).unwrap();
         assert_eq!(Additions::parse(&json), Ok(request.clone()));

@@ -4,7 +4,10 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rustix::fs::{Mode, OFlags};
+
 use super::support::commands::wait_until;
+use super::support::loops::Loop;
 use super::support::{Volume, fail, jericho, output, pattern, succeed};
 
 const MIB: u64 = 1 << 20;
@@ -307,4 +310,71 @@ fn additions_that_are_refused_change_nothing() {
     assert_eq!(slices(&volume), 4);
     volume.umount();
     volume.check();
+}
+
+#[test]
+fn a_file_on_the_volume_itself_is_refused() {
+    let volume = Volume::mounted();
+    let inner = volume.at("inner");
+    let new = |name: &Path| add(&volume.file(), name, &["--size", "96M"]);
+    let message = fail(&mut new(&inner), 1);
+    assert!(message.contains("on the volume itself"), "{message}");
+    assert!(!inner.exists());
+    File::create(&inner).expect("a file");
+    let message = fail(&mut new(&inner), 1);
+    assert!(message.contains("on the volume itself"), "{message}");
+    assert_eq!(fs::metadata(&inner).expect("the file").len(), 0);
+    volume.remount();
+    assert_eq!(slices(&volume), 2);
+}
+
+#[test]
+fn a_path_at_which_the_daemon_finds_another_file_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: a mount namespace needs root");
+        return;
+    }
+    let volume = Volume::mounted();
+    let (here, there) = (volume.beside("here"), volume.beside("there"));
+    for dir in [&here, &there] {
+        fs::create_dir(dir).expect("mkdir");
+        fs::write(dir.join("file"), pattern(3, 100 << 20)).expect("write");
+    }
+    for name in ["file", "new"] {
+        let mut elsewhere = Command::new("unshare");
+        let text = "mount --bind \"$1\" \"$2\" && shift 2 && exec \"$@\"";
+        elsewhere.args(["--mount", "sh", "-c", text, "sh"]);
+        elsewhere.arg(&there).arg(&here);
+        let adding = add(
+            &volume.mnt(),
+            &here.join(name),
+            &["--size", "96M", "--force"],
+        );
+        elsewhere.arg(adding.get_program()).args(adding.get_args());
+        let message = fail(&mut elsewhere, 1);
+        assert!(message.contains("finds another file"), "{message}");
+    }
+    assert!(fs::read(here.join("file")).expect("read") == pattern(3, 100 << 20));
+    assert!(!here.join("new").exists());
+    assert_eq!(slices(&volume), 2);
+}
+
+#[test]
+fn an_added_block_device_is_in_use_until_the_unmount() {
+    let volume = Volume::mounted();
+    let file = volume.beside("disk");
+    let disk = File::create(&file).expect("a file");
+    disk.set_len(100 * MIB).expect("its length");
+    let Some(device) = Loop::over(&file) else {
+        return;
+    };
+    succeed(&mut add(&volume.file(), &device.0, &[]));
+    // As a mount of another filesystem and mkfs do.
+    let take = || rustix::fs::open(&device.0, OFlags::RDWR | OFlags::EXCL, Mode::empty());
+    assert_eq!(take().err(), Some(rustix::io::Errno::BUSY));
+    volume.umount();
+    take().expect("the device is free");
+    volume.mount();
+    assert_eq!(slices(&volume), 3);
+    volume.umount();
 }
