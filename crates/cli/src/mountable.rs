@@ -42,10 +42,7 @@ fn check_dir(dir: &Path) -> Result<PathBuf, Failure> {
         )),
         _ => Failure::new(format!("cannot mount on {shown}: {e}")),
     };
-    if let Err(e) = std::fs::metadata(dir) {
-        if !mounts::says_dead(&e) {
-            return Err(missing(e));
-        }
+    if mounts::is_dead(dir) {
         let dir = mounts::resolve(dir)?;
         if mounts::at(&dir)?.is_some_and(|m| m.filesystem == mounts::FILESYSTEM) {
             attach::unmount(&dir, true).map_err(|e| Failure::new(e.to_string()))?;
@@ -53,6 +50,7 @@ fn check_dir(dir: &Path) -> Result<PathBuf, Failure> {
         }
         return check_dir(&dir);
     }
+    std::fs::metadata(dir).map_err(missing)?;
     let dir = mounts::resolve(dir)?;
     if let Some(mount) = mounts::at(&dir)? {
         return Err(Failure::new(format!(

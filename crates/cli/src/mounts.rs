@@ -5,6 +5,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use jericho_fuse::control::STAT;
+
 use crate::failure::{Context, Failure};
 
 /// Type of Jericho's mounts in the kernel's list.
@@ -112,6 +114,12 @@ pub fn resolve(dir: &Path) -> Result<PathBuf, Failure> {
         }
         Err(e) => Err(Failure::new(format!("cannot find {}: {e}", dir.display()))),
     }
+}
+
+/// Returns whether a directory is a mount whose daemon has died. The kernel may answer stat(2) from its cache then, so this asks the daemon.
+pub fn is_dead(dir: &Path) -> bool {
+    let asked = rustix::fs::lgetxattr(dir, STAT, &mut [] as &mut [u8]);
+    asked.is_err_and(|errno| says_dead(&errno.into()))
 }
 
 /// Returns whether an error means that a mount's daemon has died: ENOTCONN, or for a moment ECONNABORTED or ECANCELED, when the

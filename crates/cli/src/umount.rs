@@ -62,7 +62,7 @@ fn discard(path: &Path) -> Result<(), Failure> {
             ))),
         };
     };
-    if daemon_is_gone(&resolved) {
+    if mounts::is_dead(&resolved) {
         return unmount(path);
     }
     let stat = control::stat(&resolved)?;
@@ -204,7 +204,7 @@ pub fn unmount(dir: &Path) -> Result<(), Failure> {
     let shown = dir.display();
     let mount = mount_at(&path, dir)?;
 
-    if daemon_is_gone(&path) {
+    if mounts::is_dead(&path) {
         attach::unmount(&path, true).map_err(|e| Failure::new(e.to_string()))?;
         return Err(Failure::new(format!(
             "the daemon of {shown} had died; the mount was removed. What programs had synced is \
@@ -272,10 +272,6 @@ fn stays_mounted(
             refusals.join("; ")
         ),
     })
-}
-
-fn daemon_is_gone(dir: &Path) -> bool {
-    std::fs::metadata(dir).is_err_and(|e| mounts::says_dead(&e))
 }
 
 /// Returns a descriptor that is readable once the process has ended; `None` when it has ended already.

@@ -291,3 +291,21 @@ fn in_the_foreground_the_daemon_notifies_the_service_manager_when_the_mount_serv
     assert!(!volume.is_mounted());
     volume.check();
 }
+
+#[test]
+fn a_dead_mount_is_noticed_though_the_kernel_has_its_attributes_in_its_cache() {
+    let volume = Volume::mounted();
+    let kill = || {
+        std::fs::metadata(volume.mnt()).expect("the root");
+        let pid = volume.signal_daemon(rustix::process::Signal::KILL);
+        Volume::wait_for_end(pid);
+    };
+    kill();
+    let message = fail(jericho(["umount"]).arg(volume.mnt()), 1);
+    assert!(message.contains("the mount was removed"), "{message}");
+    volume.mount();
+    kill();
+    // Removes the dead mount first.
+    volume.mount();
+    volume.umount();
+}
