@@ -489,6 +489,33 @@ fn more_syncs_than_workers_that_hang_on_one_device_delay_nothing_on_another() {
     pair.assert_sound();
 }
 
+#[test]
+fn duplicates_of_a_descriptor_report_a_failed_write_once_and_another_descriptor_reports_it_too() {
+    let pair = Pair::filled();
+    let path = pair.y().join("file");
+    let file = File::create(&path).expect("create");
+    // Too large for the journal, so the page that changes is overwritten on the device.
+    file.write_all_at(&pattern(1, 20 * 4096), 0).expect("write");
+    file.sync_all().expect("fsync");
+    let duplicate = file.try_clone().expect("dup");
+    let other = File::options().write(true).open(&path).expect("open");
+    file.write_all_at(&[7; 4096], 0).expect("write");
+    pair.order("/b write fail EIO\n");
+    fails_with(EIO, duplicate.sync_data());
+    pair.order("");
+    for descriptor in [&file, &duplicate] {
+        descriptor.sync_data().expect("reported by the duplicate");
+    }
+    fails_with(EIO, other.sync_data());
+    other.sync_data().expect("reported");
+    drop((file, duplicate, other));
+    pair.umount();
+    pair.mount();
+    assert_eq!(fs::read(&path).expect("read")[..4096], [7; 4096]);
+    pair.umount();
+    pair.assert_sound();
+}
+
 /// Ends all orders when it is dropped.
 struct Lift<'a>(&'a Pair);
 
