@@ -146,11 +146,12 @@ impl Fs {
         let Some(cache) = file.cache() else {
             return Ok(());
         };
+        let reach = file.sync_begins();
         if file.first_dirty(0).is_some() {
-            let reach = file.sync_begins();
             wait(|done| cache.sync(&file.object(), 0..PAGES, done))?;
-            file.note_synced(&reach, u64::MAX);
         }
+        // Also if no page is dirty: a write after the rename must not hold back the size that the file has now.
+        file.note_synced(&reach, u64::MAX);
         Ok(())
     }
 }
