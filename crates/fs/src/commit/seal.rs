@@ -1,8 +1,10 @@
 //! Seals the batches of a group of shards.
 //!
 //! The group has every shard to which one of its batches is linked. The changes of an inode go into the batch of its own shard, but those of
-//! bitmaps go into the batch of the blocks' shard, because its store has the bitmap. If that shard is not in the group, the inode waits
-//! for the next batch, which is linked to that shard.
+//! bitmaps go into the batch of the blocks' shard, because its store has the bitmap. If that shard is not in the group, the batch cannot
+//! have the inode's size and extents. It must not become durable without them, because a later operation may be in it: a file that was
+//! truncated and then renamed would have its new name and its old size after a crash. So the shard joins the group, and the next batches,
+//! with the inode, are appended to those that are sealed.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,27 +27,36 @@ use crate::types::{Ino, Kind, SliceId};
 /// not commit, if there is one. `waiters` wait for the batch of `first`; takes out the waiters for which it is not enough.
 pub(super) fn seal<'a>(core: &'a Core, first: ShardId, waiters: &mut Vec<Waiter>) -> Group<'a> {
     let mut set = ShardSet::one(first);
+    let mut lost = Vec::new();
+    // Each further round has more shards.
     loop {
         let mut group = Group::lock(core, set);
         let gates = group.close_gates();
         let larger = group.with_links();
-        if set.contains_all(&larger) {
-            let held = Sealing::new(&mut group).run();
-            drop(gates);
-            let of_first = &core.shards.get(first).commits;
-            for held in &held {
-                held.wait_for_next(core);
-            }
-            group.refused = refuse(core, &held, waiters);
-            postpone(of_first, &held, waiters);
-            let data = &mut group.data;
-            waiters.iter().for_each(|waiter| data.extend(waiter.data));
-            for shard in core.shards.of_set(set) {
-                shard.commits.room.notify_all();
-            }
-            return group;
+        if !set.contains_all(&larger) {
+            set = larger;
+            continue;
         }
-        set = larger;
+        let mut held = Sealing::new(&mut group).run();
+        drop(gates);
+        let mut strays = ShardSet::default();
+        for held in &held {
+            strays.extend(held.wait_for_next(core));
+        }
+        for shard in core.shards.of_set(set) {
+            shard.commits.room.notify_all();
+        }
+        lost.extend(held.extract_if(.., |held| held.lost.is_some()));
+        if strays != ShardSet::default() {
+            // The sealed batches stay in the cuts. A thread that locks the cuts meanwhile finds the links of the next batches.
+            set.extend(strays);
+            continue;
+        }
+        group.refused = refuse(core, &lost, waiters);
+        postpone(&core.shards.get(first).commits, &held, waiters);
+        let data = &mut group.data;
+        waiters.iter().for_each(|waiter| data.extend(waiter.data));
+        return group;
     }
 }
 
@@ -79,8 +90,8 @@ struct Held {
 }
 
 impl Held {
-    /// Puts the inode into the next batch.
-    fn wait_for_next(&self, core: &Core) {
+    /// Puts the inode into the next batch. Returns the shards that this batch needs and the sealed one did not have.
+    fn wait_for_next(&self, core: &Core) -> ShardSet {
         let commits = core.commits_of(self.inode.ino);
         // If the changes of the inode's own shard have ended, a link would end those of the shards that the inode needs, too.
         if self.lost.is_some() || commits.failure().is_err() {
@@ -88,7 +99,7 @@ impl Held {
                 // The inode stays an orphan, and a later mount removes it.
                 core.leaving.remove(&[self.inode.ino]);
             }
-            return;
+            return ShardSet::default();
         }
         if self.strays != ShardSet::default() {
             commits.link(self.strays);
@@ -100,6 +111,7 @@ impl Held {
             true => commits.push_dead(self.inode.clone()),
             false => core.mark_dirty(&self.inode),
         }
+        self.strays
     }
 }
 
@@ -371,21 +383,14 @@ fn postpone(commits: &Commits, held: &[Held], waiters: &mut Vec<Waiter>) {
         .iter()
         .map(|waiter| waiter.inode.as_ref()?.file.lock().clone())
         .collect();
-    // The next batch, linked to these shards, has the inodes.
-    let has_strays = held.iter().any(|held| held.strays != ShardSet::default());
     let mut control = commits.control.lock();
     for (waiter, file) in std::mem::take(waiters).into_iter().zip(&files) {
         let is = |inode: &Arc<Inode>| held.iter().any(|held| Arc::ptr_eq(&held.inode, inode));
         if file.as_ref().is_some_and(|file| file.is_in_truncation()) {
             // Under the lock, so that the end of the truncation finds the waiter there (`released`).
             control.postponed.push(waiter);
-        } else if waiter
-            .inode
-            .as_ref()
-            .map_or(waiter.commit && has_strays, is)
-        {
-            // The truncation ended after the batch was sealed, or there was none. The next batch has the file. A waiter that names no
-            // file waits for all files.
+        } else if waiter.inode.as_ref().is_some_and(is) {
+            // The truncation ended after the batch was sealed. The next batch has the file.
             control.waiters.push(waiter);
         } else {
             waiters.push(waiter);

@@ -264,7 +264,8 @@ impl Core {
         // could leave two directories within one another.
         let moves_directory = crosses && inodes().any(|(_, kind)| kind == Kind::Directory);
         let tree_is_covered = !moves_directory || gates.cover(ROOT);
-        // The extents of a file that replaces another one become durable with the name. Otherwise the name could denote an empty file.
+        // The extents of a file that replaces another one become durable with the name. If a shard with its blocks takes no changes, they
+        // would never do so, and the name would denote an empty file.
         let files = inodes().filter(|_| other.is_some());
         let contents_are_covered = files.fold(true, |all, (ino, _)| {
             gates.cover_shards(self.shards_in_memory(ino)) && all
