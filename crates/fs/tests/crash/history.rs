@@ -361,8 +361,11 @@ impl View<'_> {
     /// device.
     fn explain_size(&self, size: u64) -> Result<(), String> {
         let whole = |synced: &&Synced| synced.bytes == (0..u64::MAX);
-        let oldest = self.synced.iter().filter(whole).map(|s| s.version).max();
-        let oldest = oldest.unwrap_or(0);
+        let synced = self.synced.iter().filter(whole).map(|s| s.version).max();
+        // The sizes before a truncation are gone whenever the truncation is part of the state.
+        let mut of_state = self.file.versions[..=self.in_state].iter();
+        let truncated = of_state.rposition(|v| v.removed.end == u64::MAX);
+        let oldest = synced.max(truncated).unwrap_or(0);
         let newest = self.synced.iter().map(|s| s.version).max().unwrap_or(0);
         let versions = oldest..=newest.max(self.in_state);
         let sizes: BTreeSet<u64> = versions.map(|version| self.size(version)).collect();
