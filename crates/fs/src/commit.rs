@@ -55,7 +55,25 @@ pub struct Waiter {
     pub commit: bool,
     /// The shards with data that must be durable, besides those of the batch's group.
     pub data: ShardSet,
+    /// Operations on names and attributes are enough. A batch has all of them, but of files with very many changes a part only.
+    pub names_only: bool,
+    /// The first batch that was sealed for the waiter, if it was not enough.
+    pub since: Option<u64>,
     pub done: Done,
+}
+
+impl Waiter {
+    /// Waits for a commit of all changes so far.
+    pub fn for_all(done: Done) -> Waiter {
+        Waiter {
+            inode: None,
+            commit: true,
+            data: ShardSet::default(),
+            names_only: false,
+            since: None,
+            done,
+        }
+    }
 }
 
 /// The changes since the last batch was sealed.
@@ -68,8 +86,17 @@ struct Batch {
     xattrs: Vec<Arc<Inode>>,
     /// Inodes that nothing refers to.
     dead: Vec<Arc<Inode>>,
+    /// Inodes of which the last batch had a part only.
+    left: Vec<Left>,
     /// The shards whose batches must become durable together with this one.
     links: ShardSet,
+}
+
+/// An inode whose changes, or whose removal, several batches take.
+struct Left {
+    inode: Arc<Inode>,
+    /// It is being removed.
+    is_dead: bool,
 }
 
 /// A sealed batch that is not durable.
@@ -132,6 +159,8 @@ pub struct Commits {
     weight: AtomicUsize,
     /// A batch of this many changes is committed at once.
     full_at: usize,
+    /// The pages of a file's extents that a batch takes, if not 0 (`shorten_steps`).
+    step_pages: AtomicU64,
     /// With this many changes in the batch, operations on names and attributes wait for room. Other changes do not wait.
     max: usize,
     seq: AtomicU64,
@@ -184,6 +213,7 @@ impl Commits {
         let full_at = BATCH_CHANGES / divisor;
         Commits {
             full_at,
+            step_pages: AtomicU64::new(0),
             max: 4 * full_at,
             gate: RwLock::new(()),
             batch: Mutex::default(),
@@ -201,6 +231,21 @@ impl Commits {
             failed: Mutex::new(None),
             missing: Mutex::new(None),
         }
+    }
+
+    /// Returns the number of changes of a batch that is committed at once.
+    pub fn full_at(&self) -> usize {
+        self.full_at
+    }
+
+    /// Has a batch take one step of a file's extents, of at most this many pages.
+    pub fn shorten_steps(&self, pages: u64) {
+        self.step_pages.store(pages, Ordering::Relaxed);
+    }
+
+    /// Returns the pages that `shorten_steps` has set.
+    pub fn step_pages(&self) -> Option<u64> {
+        Some(self.step_pages.load(Ordering::Relaxed)).filter(|pages| *pages > 0)
     }
 
     /// Returns the number of changes in the current batch. Long ones count more.
@@ -319,8 +364,24 @@ impl Commits {
         self.grown(weight);
     }
 
+    /// Adds an inode of which the batch that is being sealed has a part only. Has the committer seal the next one at once, or, without
+    /// `hurry`, after the interval.
+    fn push_left(&self, left: Left, hurry: bool) {
+        let mut batch = self.batch.lock();
+        if !left.is_dead {
+            // No thread adds it to `dirty` then.
+            left.inode.dirty.store(true, Ordering::Release);
+        }
+        batch.left.push(left);
+        drop(batch);
+        match hurry {
+            true => self.hurry(),
+            false => self.try_later(),
+        }
+    }
+
     /// Adds a weight to that of the batch. Has a full batch committed.
-    fn grown(&self, added: usize) {
+    pub fn grown(&self, added: usize) {
         let before = self.weight.fetch_add(added, Ordering::Relaxed);
         if before < self.full_at && before + added >= self.full_at {
             self.hurry();

@@ -15,6 +15,7 @@ use crate::commit::{Commits, Waiter};
 use crate::data::extents::Map;
 use crate::data::file::CacheResult;
 use crate::data::leaving::Leaving;
+use crate::data::share::Share;
 use crate::data::shared_flushes::SharedFlushes;
 use crate::data::write_errors::{SeenErrors, WriteErrors};
 use crate::discard::Discards;
@@ -297,6 +298,12 @@ impl Core {
         }
     }
 
+    /// Returns how many changes of a file's extents one batch takes as a whole, because the file replaces another one.
+    pub fn share_of_replacement(&self, ino: Ino) -> Share {
+        let shard = self.shards.of_ino(ino);
+        Share::of_replacement(shard.commits.full_at(), shard.store.container_blocks())
+    }
+
     /// Returns the shards that a sync of a file needs: the one of its inode, and those in which it has data.
     pub fn shards_of(&self, file: &File) -> ShardSet {
         let mut set = ShardSet::one(self.shards.map().of_ino(file.ino()));
@@ -444,6 +451,19 @@ impl Core {
         self.commit_shards(&mut shards.filter(|commits| commits.failure().is_ok()))
     }
 
+    /// Waits until all changes of a file are durable whose data has been written back.
+    pub fn commit_file(&self, inode: &Arc<Inode>) -> Result<()> {
+        let (sender, receiver) = channel();
+        self.commits_of(inode.ino).enqueue(Waiter {
+            inode: Some(inode.clone()),
+            ..Waiter::for_all(Box::new(move |result| {
+                // The receiver waits below, so it exists.
+                let _ = sender.send(result);
+            }))
+        });
+        receiver.recv().unwrap_or(Err(ESHUTDOWN))
+    }
+
     /// Waits until all changes of these shards made so far are durable, as `commit_now` does.
     pub fn commit_shards(&self, shards: &mut dyn Iterator<Item = &Commits>) -> Result<()> {
         let (sender, receiver) = channel();
@@ -453,12 +473,7 @@ impl Core {
                 // The receiver waits below, so it exists.
                 let _ = sender.send(result);
             });
-            commits.enqueue(Waiter {
-                inode: None,
-                commit: true,
-                data: ShardSet::default(),
-                done,
-            });
+            commits.enqueue(Waiter::for_all(done));
         }
         drop(sender);
         // Waits for all, so that no commit is in progress afterwards.

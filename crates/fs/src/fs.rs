@@ -320,6 +320,13 @@ impl Fs {
         (longest.unwrap_or(0), journal.unwrap_or(0))
     }
 
+    /// Has batches take one step of a file's extents at a time, of at most this many pages, so that tests find faults with few pages that
+    /// otherwise need very many extents.
+    pub fn shorten_steps(&self, pages: u64) {
+        let all = self.core.shards.iter();
+        all.for_each(|shard| shard.commits.shorten_steps(pages));
+    }
+
     /// Returns the number of inodes in memory.
     pub fn cached_inodes(&self) -> usize {
         self.core.table.len()

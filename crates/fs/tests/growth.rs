@@ -242,6 +242,8 @@ fn a_power_cut_at_any_moment_of_a_growth_leaves_the_old_or_the_new_size() {
             let other = create(&fs, "other").unwrap();
             let end = fill(&fs, &other, 0);
             match file {
+                // Without a sync, a part of the space may be durable, and a size that ends with it.
+                Ok(attr) if !done.file => assert!(attr.size <= NEW_FILE_BYTES, "{what}"),
                 Ok(attr) => assert_eq!(attr.size, NEW_FILE_BYTES, "{what}"),
                 Err(_) => assert!(end >= NEW_FILE_BYTES, "{what}: {end} bytes were free"),
             }

@@ -29,9 +29,16 @@ struct Live {
 
 /// A change of a row for the next batch.
 enum Row {
-    /// Puts the image of a page of this file.
-    Put(Image, Ino),
+    /// Puts the image of this page of a file.
+    Put(Image, Ino, u64),
     Remove,
+}
+
+/// Which images of a file's pages wait for a later batch.
+enum Held {
+    All,
+    /// Those of these blocks.
+    Of(BTreeSet<Block>),
 }
 
 #[derive(Default)]
@@ -42,7 +49,7 @@ struct State {
     /// Rows for the next batch.
     changed: BTreeMap<Block, Row>,
     /// Files whose images wait for a batch with the files' extents and checksums. Empty on volumes without checksums.
-    held: BTreeSet<Ino>,
+    held: BTreeMap<Ino, Held>,
     /// Blocks whose rows a sealed batch removes that is not durable yet.
     removed: BTreeSet<Block>,
     /// Blocks whose images are in a batch that is sealed and not durable.
@@ -98,8 +105,15 @@ impl State {
     }
 
     /// Returns whether a row waits for a batch that has its file.
-    fn is_held(&self, row: &Row) -> bool {
-        matches!(row, Row::Put(_, owner) if self.held.contains(owner))
+    fn is_held(&self, (block, row): (&Block, &Row)) -> bool {
+        let Row::Put(_, owner, _) = row else {
+            return false;
+        };
+        match self.held.get(owner) {
+            None => false,
+            Some(Held::All) => true,
+            Some(Held::Of(blocks)) => blocks.contains(block),
+        }
     }
 
     /// Has the next batch remove the live images of blocks.
@@ -133,11 +147,12 @@ impl LoggedPages {
         self.len() == 0
     }
 
-    /// Makes an image of a page of `owner` live, in place of an earlier one of the block. The caller has made the block its own with
+    /// Makes an image of a page of a file live, in place of an earlier one of the block. The caller has made the block its own with
     /// `claim`, and holds the gate: the batch that gets the image also gets the extent that names the block.
-    pub fn put(&self, block: Block, image: Image, owner: Ino) {
+    pub fn put(&self, block: Block, image: Image, (owner, page): (Ino, u64)) {
         let mut state = self.state.lock();
-        state.changed.insert(block, Row::Put(image.clone(), owner));
+        let row = Row::Put(image.clone(), owner, page);
+        state.changed.insert(block, row);
         state.put(block, image);
         self.count(&state);
     }
@@ -255,7 +270,7 @@ impl LoggedPages {
             return false;
         }
         let state = self.state.lock();
-        state.changed.values().any(|row| !state.is_held(row))
+        state.changed.iter().any(|row| !state.is_held(row))
     }
 
     /// If `is_held`, keeps the images of a file out of batches, from the one that is being sealed on, until a call without it. With
@@ -266,9 +281,24 @@ impl LoggedPages {
         }
         let mut state = self.state.lock();
         match is_held {
-            true => state.held.insert(file),
+            true => state.held.insert(file, Held::All),
             false => state.held.remove(&file),
         };
+    }
+
+    /// Does the same for a file of which the batch that is being sealed has a part: keeps the images of the pages out of it that are left for
+    /// later batches.
+    pub fn hold_left(&self, file: Ino, is_left: impl Fn(u64) -> bool) {
+        if self.is_idle() {
+            return;
+        }
+        let mut state = self.state.lock();
+        let left = state.changed.iter().filter_map(|(block, row)| match row {
+            Row::Put(_, owner, page) if *owner == file && is_left(*page) => Some(*block),
+            _ => None,
+        });
+        let left = left.collect();
+        state.held.insert(file, Held::Of(left));
     }
 
     /// Takes the changes of rows for the batch that is being sealed.
@@ -277,7 +307,9 @@ impl LoggedPages {
         let all = std::mem::take(&mut state.changed);
         let (held, changed) = match state.held.is_empty() {
             true => (BTreeMap::new(), all),
-            false => all.into_iter().partition(|(_, row)| state.is_held(row)),
+            false => all
+                .into_iter()
+                .partition(|(block, row)| state.is_held((block, row))),
         };
         if held.is_empty() {
             state.held.clear();
@@ -291,7 +323,7 @@ impl LoggedPages {
         }
         self.count(&state);
         let change = |(block, row)| match row {
-            Row::Put(image, _) => Change::PutLogged(block, image),
+            Row::Put(image, _, _) => Change::PutLogged(block, image),
             Row::Remove => Change::DelLogged(block),
         };
         changed.into_iter().map(change)
@@ -411,7 +443,7 @@ mod tests {
     fn pages() -> LoggedPages {
         let pages = LoggedPages::default();
         for block in [5, 6, 7, 9] {
-            pages.put((1, block), image(block as u8), FILE);
+            pages.put((1, block), image(block as u8), (FILE, block));
         }
         pages
     }
@@ -470,7 +502,7 @@ mod tests {
             pages.begin_settling((0, 0), 9).unwrap().blocks(),
             blocks(9, 1)
         );
-        pages.put((1, 6), image(60), FILE);
+        pages.put((1, 6), image(60), (FILE, 6));
         let settlement = pages.begin_settling((0, 0), 9).unwrap();
         assert_eq!(settlement.blocks(), blocks(6, 1));
         assert_eq!(settlement.images()[0].1[0], 60);
@@ -502,7 +534,7 @@ mod tests {
     #[test]
     fn a_block_has_rows_until_the_batch_that_removes_them_is_durable() {
         let pages = LoggedPages::default();
-        pages.put((1, 5), image(5), FILE);
+        pages.put((1, 5), image(5), (FILE, 5));
         assert_eq!(changes(&pages), [(5, Some(5))]);
         pages.changes_durable();
         pages.begin_settling((0, 0), 1).unwrap().written();
@@ -521,7 +553,7 @@ mod tests {
         let pages = pages();
         let settlement = pages.begin_settling((1, 5), 1).unwrap();
         pages.wrote(blocks(5, 1));
-        pages.put((1, 5), image(50), FILE);
+        pages.put((1, 5), image(50), (FILE, 5));
         settlement.written();
         assert_eq!(pages.images(blocks(5, 1))[0].1[0], 50);
         assert_eq!(changes(&pages)[0], (5, Some(50)));
@@ -531,7 +563,7 @@ mod tests {
     fn an_image_of_a_held_file_waits_for_a_batch_with_the_file() {
         let pages = pages();
         pages.wait_for_batch();
-        pages.put((1, 20), image(20), FILE + 1);
+        pages.put((1, 20), image(20), (FILE + 1, 20));
         pages.hold(FILE, true);
         assert!(pages.has_changes());
         assert_eq!(changes(&pages), [(20, Some(20))]);
@@ -550,6 +582,19 @@ mod tests {
     }
 
     #[test]
+    fn images_of_pages_that_a_batch_leaves_wait_for_a_later_one() {
+        let pages = pages();
+        pages.hold_left(FILE, |page| page == 6 || page == 9);
+        assert_eq!(changes(&pages), [(5, Some(5)), (7, Some(7))]);
+        assert!(!pages.has_changes(), "a commit would change nothing");
+        // The next batch leaves the file as it was, and the one after that has all of it.
+        pages.hold(FILE, true);
+        assert_eq!(changes(&pages), []);
+        pages.hold(FILE, false);
+        assert_eq!(changes(&pages), [(6, Some(6)), (9, Some(9))]);
+    }
+
+    #[test]
     fn an_image_with_a_checksum_is_settled_only_when_its_batch_is_durable() {
         let pages = pages();
         pages.wait_for_batch();
@@ -560,7 +605,7 @@ mod tests {
         let settlement = pages.begin_settling((0, 0), 9).unwrap();
         assert_eq!(settlement.blocks(), blocks(5, 3));
         drop(settlement);
-        pages.put((1, 6), image(60), FILE);
+        pages.put((1, 6), image(60), (FILE, 6));
         let settlement = pages.begin_settling((0, 0), 9).unwrap();
         assert_eq!(settlement.blocks(), blocks(5, 1), "6 has a newer image");
     }

@@ -5,6 +5,9 @@
 //! have the inode's size and extents. It must not become durable without them, because a later operation may be in it: a file that was
 //! truncated and then renamed would have its new name and its old size after a crash. So the shard joins the group, and the next batches,
 //! with the inode, are appended to those that are sealed.
+//!
+//! A batch takes a bounded number of changes of extents (`Share`). An inode that has more is in several batches, one right after the
+//! other. A removed one is an orphan meanwhile, so a mount after a crash goes on with its removal.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,11 +17,12 @@ use jericho_format::record::INODES_NAME;
 use parking_lot::RwLockWriteGuard;
 
 use super::group::Group;
-use super::{Batch, Commits, Cut, Waiter};
+use super::{Batch, Cut, Left, Waiter};
 use crate::core::Core;
 use crate::data::extents::Map;
+use crate::data::share::Share;
 use crate::error::Error;
-use crate::inode::{File, Inode};
+use crate::inode::{File, Inode, Meta};
 use crate::shard::{ShardId, ShardSet};
 use crate::store::Change;
 use crate::types::{Ino, Kind, SliceId};
@@ -28,6 +32,7 @@ use crate::types::{Ino, Kind, SliceId};
 pub(super) fn seal<'a>(core: &'a Core, first: ShardId, waiters: &mut Vec<Waiter>) -> Group<'a> {
     let mut set = ShardSet::one(first);
     let mut lost = Vec::new();
+    let (mut is_kept, mut sealed) = (false, ShardSet::default());
     // Each further round has more shards.
     loop {
         let mut group = Group::lock(core, set);
@@ -37,11 +42,15 @@ pub(super) fn seal<'a>(core: &'a Core, first: ShardId, waiters: &mut Vec<Waiter>
             set = larger;
             continue;
         }
+        // Not by an earlier round of this loop.
+        let is_old = |id: ShardId, cut: &Cut| !sealed.contains(id) && !cut.changes.is_empty();
+        is_kept |= group.cuts.iter().any(|(id, cut)| is_old(*id, cut));
+        sealed.extend(set);
         let mut held = Sealing::new(&mut group).run();
         drop(gates);
         let mut strays = ShardSet::default();
         for held in &held {
-            strays.extend(held.wait_for_next(core));
+            strays.extend(held.wait_for_next(core, is_kept));
         }
         for shard in core.shards.of_set(set) {
             shard.commits.room.notify_all();
@@ -53,7 +62,7 @@ pub(super) fn seal<'a>(core: &'a Core, first: ShardId, waiters: &mut Vec<Waiter>
             continue;
         }
         group.refused = refuse(core, &lost, waiters);
-        postpone(&core.shards.get(first).commits, &held, waiters);
+        postpone(core, first, &group, &held, waiters);
         let data = &mut group.data;
         waiters.iter().for_each(|waiter| data.extend(waiter.data));
         return group;
@@ -87,11 +96,37 @@ struct Held {
     is_dead: bool,
     /// The failure that ended the changes of such a shard. No batch can have the inode's changes.
     lost: Option<Error>,
+    /// The batch has a part of the inode's changes. The first batch that had only a part.
+    left_since: Option<u64>,
+    /// The shards that the inode's later changes need.
+    data: ShardSet,
 }
 
 impl Held {
-    /// Puts the inode into the next batch. Returns the shards that this batch needs and the sealed one did not have.
-    fn wait_for_next(&self, core: &Core) -> ShardSet {
+    /// Returns an inode that the batch leaves as it was.
+    fn whole(inode: Arc<Inode>, is_dead: bool, strays: ShardSet, lost: Option<Error>) -> Held {
+        Held {
+            inode,
+            strays,
+            is_dead,
+            lost,
+            left_since: None,
+            data: ShardSet::default(),
+        }
+    }
+
+    /// Returns an inode of which the batch has a part.
+    fn part(inode: Arc<Inode>, is_dead: bool, map: &Map) -> Held {
+        Held {
+            left_since: map.left_since(),
+            data: map.shards(),
+            ..Held::whole(inode, is_dead, ShardSet::default(), None)
+        }
+    }
+
+    /// Puts the inode into the next batch. Returns the shards that this batch needs and the sealed one did not have. `is_kept`: an
+    /// earlier batch found no room, so the next one need not come soon.
+    fn wait_for_next(&self, core: &Core, is_kept: bool) -> ShardSet {
         let commits = core.commits_of(self.inode.ino);
         // If the changes of the inode's own shard have ended, a link would end those of the shards that the inode needs, too.
         if self.lost.is_some() || commits.failure().is_err() {
@@ -107,9 +142,17 @@ impl Held {
             let shard = core.shards.map().of_ino(self.inode.ino);
             (core.shared_flushes.operations).note(shard, commits.seq());
         }
-        match self.is_dead {
-            true => commits.push_dead(self.inode.clone()),
-            false => core.mark_dirty(&self.inode),
+        let (inode, is_dead) = (self.inode.clone(), self.is_dead);
+        if self.left_since.is_some() {
+            // So the next batch can have a part, whichever blocks it changes. A link to a shard that has failed would end the changes.
+            let works = |id: &ShardId| core.shards.get(*id).commits.failure().is_ok();
+            commits.link(self.data.iter().filter(works).collect());
+            commits.push_left(Left { inode, is_dead }, !is_kept);
+            return ShardSet::default();
+        }
+        match is_dead {
+            true => commits.push_dead(inode),
+            false => core.mark_dirty(&inode),
         }
         self.strays
     }
@@ -138,11 +181,18 @@ impl<'s, 'a> Sealing<'s, 'a> {
             let id = self.group.cuts[at].0;
             let inodes = &self.core.shards.get(id).inodes;
             let count = inodes.sealed();
+            let (mut of_left, mut of_new) = self.shares(at);
+            for Left { inode, is_dead } in batch.left {
+                match is_dead {
+                    true => self.bury(at, inode, &mut of_left),
+                    false => self.snapshot_once(at, inode, &mut of_left),
+                }
+            }
             for inode in batch.dead {
-                self.bury(at, inode);
+                self.bury(at, inode, &mut of_new);
             }
             for inode in batch.dirty {
-                self.snapshot(at, inode);
+                self.snapshot_once(at, inode, &mut of_new);
             }
             let cut = &mut self.group.cuts[at].1;
             if inodes.sealed() != count {
@@ -169,6 +219,22 @@ impl<'s, 'a> Sealing<'s, 'a> {
         // All shards of the group, also those that only another batch names: if there is no room, the batches stay together.
         cut.links.extend(self.group.set);
         batch
+    }
+
+    /// Returns how many changes of extents a shard's batch takes: of inodes that the batch before had in part, and of all others. The
+    /// batches of a group together take as much as one, because the changes of bitmaps may all be in one of them.
+    fn shares(&self, at: usize) -> (Share, Share) {
+        let shard = self.core.shards.get(self.group.cuts[at].0);
+        let container_blocks = shard.store.container_blocks();
+        if let Some(pages) = shard.commits.step_pages() {
+            let share = || Share::of_short_steps(pages, container_blocks);
+            return (share(), share());
+        }
+        let full_at = shard.commits.full_at / self.group.cuts.len();
+        (
+            Share::of_left(full_at, container_blocks),
+            Share::of_new(full_at, container_blocks),
+        )
     }
 
     /// Returns the shards of these slices that are outside of the group.
@@ -218,10 +284,18 @@ impl<'s, 'a> Sealing<'s, 'a> {
         }
     }
 
+    /// Does `snapshot`, unless the batch has the inode's state: an inode of which the batch before had a part may be in `left` and, if it
+    /// changed while that batch was sealed, in `dirty`.
+    fn snapshot_once(&mut self, at: usize, inode: Arc<Inode>, share: &mut Share) {
+        if inode.dirty.load(Ordering::Acquire) {
+            self.snapshot(at, inode, share);
+        }
+    }
+
     /// Writes an inode's state into the batch of its shard. The batch keeps the committed size and extents if a truncation is in
     /// progress, or if the extents change blocks of a shard outside of the group. The inode then waits for the next batch. If that
     /// shard has failed, no batch gets the size and the extents.
-    fn snapshot(&mut self, at: usize, inode: Arc<Inode>) {
+    fn snapshot(&mut self, at: usize, inode: Arc<Inode>, share: &mut Share) {
         let (seq, from) = (self.cut(at).seq, self.cut(at).changes.len());
         // Before `dirty` is cleared: a sync that finds the inode clean must find that it is in this batch, which is not durable.
         inode.included_in.store(seq, Ordering::Release);
@@ -235,40 +309,14 @@ impl<'s, 'a> Sealing<'s, 'a> {
             Kind::File => inode.file.lock().clone(),
             _ => None,
         };
-        let mut size = meta.rec.size;
-        let mut strays = ShardSet::default();
-        let mut lost = None;
-        let mut is_held = false;
-        if let Some(file) = &file {
-            if meta.dead {
-                size = meta.committed_size;
-            } else if file.is_in_truncation() {
-                size = meta.committed_size;
-                is_held = true;
-            } else {
-                // After a truncation since the last batch, the committed size counts bytes that are gone. `synced_size` does not.
-                let synced = file.synced_size.load(Ordering::Acquire);
-                size = durable_size(file, meta.committed_size.min(synced), size);
-                file.synced_size.fetch_max(size, Ordering::AcqRel);
-                // After the size: a page that is clean by then has its extent in the map.
-                let mut map = file.map.write();
-                // Otherwise the batch describes no data.
-                if map.has_changes() || size != meta.committed_size || !meta.stored {
-                    let data = map.shards();
-                    lost = self.failure_of(data);
-                    if lost.is_none() {
-                        strays = self.differences(at, &inode, &mut map);
-                        self.cut(at).data.extend(data);
-                    }
-                }
-                drop(map);
-                is_held = lost.is_some() || strays != ShardSet::default();
-                if is_held {
-                    size = meta.committed_size;
-                }
+        let (size, held) = match &file {
+            Some(file) => {
+                let found = self.size_and_extents(at, &inode, &meta, file, share);
+                meta.rec.blocks = file.map.read().stored_blocks();
+                found
             }
-            meta.rec.blocks = file.map.read().stored_blocks();
-        }
+            None => (meta.rec.size, None),
+        };
         let mut rec = meta.rec.clone();
         rec.size = size;
         let cut = self.cut(at);
@@ -281,17 +329,65 @@ impl<'s, 'a> Sealing<'s, 'a> {
             self.core.shards.of_ino(inode.ino).inodes.enters();
         }
         meta.stored = true;
-        self.hold_images(inode.ino, is_held || meta.dead);
         drop(meta);
         self.route(at, from);
-        if is_held {
-            self.held.push(Held {
-                inode,
-                strays,
-                is_dead: false,
-                lost,
-            });
+        self.held.extend(held);
+    }
+
+    /// Adds changes of a file's extents to the batch. Returns the size that the batch may have, and the inode if it waits for the next
+    /// batch.
+    fn size_and_extents(
+        &mut self,
+        at: usize,
+        inode: &Arc<Inode>,
+        meta: &Meta,
+        file: &File,
+        share: &mut Share,
+    ) -> (u64, Option<Held>) {
+        let as_it_was = |strays, lost| {
+            let held = Held::whole(inode.clone(), false, strays, lost);
+            (meta.committed_size, Some(held))
+        };
+        if meta.dead || file.is_in_truncation() {
+            self.hold_images(inode.ino, true);
+            return match meta.dead {
+                true => (meta.committed_size, None),
+                false => as_it_was(ShardSet::default(), None),
+            };
         }
+        // After a truncation since the last batch, the committed size counts bytes that are gone. `synced_size` does not.
+        let synced = file.synced_size.load(Ordering::Acquire);
+        let committed = meta.committed_size.min(synced);
+        let size = durable_size(file, committed, meta.rec.size);
+        file.synced_size.fetch_max(size, Ordering::AcqRel);
+        // After the size: a page that is clean by then has its extent in the map.
+        let mut map = file.map.write();
+        if !map.has_changes() && size == meta.committed_size && meta.stored {
+            // The batch describes no data.
+            self.hold_images(inode.ino, false);
+            return (size, None);
+        }
+        let data = map.shards();
+        let lost = self.failure_of(data);
+        let (mut strays, mut is_any) = (ShardSet::default(), false);
+        if lost.is_none() {
+            (strays, is_any) = self.differences(at, inode, &mut map, share);
+            self.cut(at).data.extend(data);
+        }
+        if lost.is_some() || strays != ShardSet::default() {
+            self.hold_images(inode.ino, true);
+            return as_it_was(strays, lost);
+        }
+        if !map.has_changes() {
+            self.hold_images(inode.ino, false);
+            return (size, None);
+        }
+        match is_any {
+            true => self.hold_images_left(inode.ino, &map),
+            false => self.hold_images(inode.ino, true),
+        }
+        let held = Held::part(inode.clone(), false, &map);
+        (map.size_for_batch(committed, size), Some(held))
     }
 
     /// Has the images of a file's pages wait if the batch leaves the file's checksums as they were.
@@ -303,43 +399,74 @@ impl<'s, 'a> Sealing<'s, 'a> {
         }
     }
 
-    /// Adds the changes of a file's extents to the batch, unless they need shards outside of the group. Returns these shards.
-    fn differences(&mut self, at: usize, inode: &Inode, map: &mut Map) -> ShardSet {
-        let strays = self.strays(map.changed_slices());
+    /// Has the images of the pages of a file wait that the batch leaves as they were: image and checksum of a page are in one batch.
+    fn hold_images_left(&self, ino: Ino, map: &Map) {
+        if self.core.has_checksums() {
+            let shard = self.core.shards.map().of_ino(ino);
+            let logged = self.core.allocator.logged_of(shard);
+            logged.hold_left(ino, |page| map.is_left(page));
+        }
+    }
+
+    /// Adds changes of a file's extents to the batch: as many as the share permits. Changes nothing if they need shards outside of the
+    /// group, and returns these. Returns whether
+    /// the batch takes any.
+    fn differences(
+        &mut self,
+        at: usize,
+        inode: &Inode,
+        map: &mut Map,
+        share: &mut Share,
+    ) -> (ShardSet, bool) {
+        let steps = match map.is_replacement() {
+            true => map.next_steps(&mut self.core.share_of_replacement(inode.ino)),
+            false => map.next_steps(share),
+        };
+        let is_any = !steps.ranges.is_empty();
+        let strays = self.strays(map.slices_of(&steps));
         if map.has_changes() && strays == ShardSet::default() {
             let cut = self.cut(at);
             let of_batch = (inode.ino, cut.seq);
-            map.differences(of_batch, &mut cut.changes, &mut cut.freed);
+            map.take_steps(of_batch, steps, &mut cut.changes, &mut cut.freed);
         }
-        strays
+        (strays, is_any)
     }
 
-    /// Adds the removal of an inode to the batch of its shard. If the inode has blocks of a shard outside of the group, it waits.
-    fn bury(&mut self, at: usize, inode: Arc<Inode>) {
+    /// Adds the removal of an inode to the batch of its shard, or as much of it as the share permits. Has the inode wait if that needs
+    /// blocks of a shard outside of the group.
+    fn bury(&mut self, at: usize, inode: Arc<Inode>, share: &mut Share) {
         let from = self.cut(at).changes.len();
         let ino = inode.ino;
         let mut meta = inode.meta.write();
         let file = inode.file.lock().clone();
         let mut map = file.as_ref().map(|file| file.map.write());
-        let strays = match &map {
-            Some(map) => self.strays(map.stored_slices()),
-            None => ShardSet::default(),
-        };
-        self.hold_images(ino, strays != ShardSet::default());
-        if strays != ShardSet::default() {
-            drop((map, meta));
-            return self.held.push(Held {
-                inode,
-                strays,
-                is_dead: true,
-                lost: self.failure_of(strays),
-            });
-        }
         if let Some(map) = &mut map {
+            let steps = map.next_removals(share);
+            let strays = self.strays(map.slices_of(&steps));
+            // No batch needs the images before the one that removes the inode.
+            self.hold_images(ino, strays != ShardSet::default() || !steps.is_all);
+            if strays != ShardSet::default() {
+                let lost = self.failure_of(strays);
+                return self
+                    .held
+                    .push(Held::whole(inode.clone(), true, strays, lost));
+            }
+            let is_all = steps.is_all;
             let allocator = &self.core.allocator;
             let cut = self.cut(at);
-            let of_batch = (ino, cut.seq);
-            map.remove_all(of_batch, allocator, &mut cut.changes, &mut cut.freed);
+            let (changes, freed) = (&mut cut.changes, &mut cut.freed);
+            map.take_removals((ino, cut.seq), steps, allocator, changes, freed);
+            if !is_all {
+                if meta.stored {
+                    meta.rec.blocks = map.stored_blocks();
+                    let mut rec = meta.rec.clone();
+                    rec.size = meta.committed_size;
+                    changes.push(Change::PutInode(ino, rec));
+                }
+                inode.included_in.store(cut.seq, Ordering::Release);
+                self.held.push(Held::part(inode.clone(), true, map));
+                return self.route(at, from);
+            }
         }
         let inodes = &self.core.shards.of_ino(ino).inodes;
         let cut = self.cut(at);
@@ -354,7 +481,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
         cut.dead.push(ino);
         meta.buried = true;
         inode.included_in.store(cut.seq, Ordering::Release);
-        drop(meta);
+        drop((map, meta));
         self.route(at, from);
     }
 }
@@ -376,21 +503,44 @@ fn refuse(core: &Core, held: &[Held], waiters: &mut Vec<Waiter>) -> Vec<(Waiter,
     refused
 }
 
-/// Takes out the waiters whose file's changes are not in this batch: they wait for a later one.
-fn postpone(commits: &Commits, held: &[Held], waiters: &mut Vec<Waiter>) {
+/// Takes out the waiters for whom this batch of `first` is not enough, because it left their files as they were or has them in part.
+fn postpone(
+    core: &Core,
+    first: ShardId,
+    group: &Group<'_>,
+    held: &[Held],
+    waiters: &mut Vec<Waiter>,
+) {
+    let map = core.shards.map();
+    let commits = &core.shards.get(first).commits;
     // Declared before the lock, so that the files are dropped after it is released.
     let files: Vec<_> = waiters
         .iter()
         .map(|waiter| waiter.inode.as_ref()?.file.lock().clone())
         .collect();
+    let cuts = group.cuts.iter();
+    let batch = cuts
+        .filter(|(id, _)| *id == first)
+        .map(|(_, cut)| cut.seq)
+        .next();
+    let of_first = held
+        .iter()
+        .filter(|held| map.of_ino(held.inode.ino) == first);
+    let left_since = of_first.filter_map(|held| held.left_since).min();
     let mut control = commits.control.lock();
-    for (waiter, file) in std::mem::take(waiters).into_iter().zip(&files) {
+    for (mut waiter, file) in std::mem::take(waiters).into_iter().zip(&files) {
         let is = |inode: &Arc<Inode>| held.iter().any(|held| Arc::ptr_eq(&held.inode, inode));
+        let since = waiter.since.or(batch);
+        // Not for changes that came later: there may be more with each batch.
+        let is_left = !waiter.names_only && left_since.is_some_and(|left| Some(left) <= since);
+        let of_all = waiter.commit && is_left;
         if file.as_ref().is_some_and(|file| file.is_in_truncation()) {
             // Under the lock, so that the end of the truncation finds the waiter there (`released`).
             control.postponed.push(waiter);
-        } else if waiter.inode.as_ref().is_some_and(is) {
-            // The truncation ended after the batch was sealed. The next batch has the file.
+        } else if waiter.inode.as_ref().map_or(of_all, is) {
+            // The truncation ended after the batch was sealed, or the batch has a part of the file. The next batch has the file. A waiter that
+            // names no file waits for all files.
+            waiter.since = since;
             control.waiters.push(waiter);
         } else {
             waiters.push(waiter);

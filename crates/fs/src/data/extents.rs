@@ -11,21 +11,22 @@
 //! `unwrite` (zeroing a range) changes every state except the hole to Unwritten, in the same blocks. `take_out` (truncate,
 //! punch) changes every state to the hole. The store has only `Data` and `Unwritten` pages; for a page in `Pending` it keeps
 //! the earlier state. `stored` mirrors the rows of the store as of the last batch. When a batch is sealed, the difference
-//! between `extents` and `stored` gives both the rows to change and the blocks to mark used or free, so these cannot contradict
-//! each other.
+//! between `extents` and `stored` gives both the rows to change and the blocks to mark used or free (`steps.rs`), so these cannot
+//! contradict each other.
 
 use std::ops::Range;
 
-use jericho_format::PAGE_MAX;
 use jericho_format::sums::Sum;
+use jericho_format::{PAGE_BYTES, PAGE_MAX};
 
 use crate::alloc::{Allocator, Blocks};
+use crate::data::ranges::Ranges;
 use crate::data::runs::{Run, Runs, Step};
 use crate::data::sums::NewSums;
 use crate::error::Result;
 use crate::shard::{ShardMap, ShardSet};
-use crate::store::{Change, Extent};
-use crate::types::{Ino, SliceId};
+use crate::store::Extent;
+use crate::types::SliceId;
 
 /// Largest number of pages to place at once beyond the requested ones. A large file gets long runs, but the lock is not held
 /// for all of it.
@@ -39,7 +40,7 @@ pub struct At {
 }
 
 impl At {
-    fn advance(self, pages: u64) -> At {
+    pub(super) fn advance(self, pages: u64) -> At {
         At {
             slice: self.slice,
             block: self.block + pages,
@@ -117,7 +118,7 @@ impl PageState {
     }
 
     /// Returns the row that the store should have.
-    fn durable(self) -> Option<Row> {
+    pub(super) fn durable(self) -> Option<Row> {
         match self {
             PageState::Data(at) => Some(Row {
                 at,
@@ -161,8 +162,8 @@ impl PageState {
 /// An extent of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    at: At,
-    unwritten: bool,
+    pub(super) at: At,
+    pub(super) unwritten: bool,
 }
 
 impl Step for Row {
@@ -181,13 +182,20 @@ impl Step for Row {
 #[derive(Default)]
 pub struct Map {
     pub extents: Runs<PageState>,
-    stored: Runs<Row>,
-    /// Ranges in which `extents` may differ from `stored`.
-    changed: Vec<Range<u64>>,
+    pub(super) stored: Runs<Row>,
+    /// Pages in which `extents` may differ from `stored`.
+    pub(super) changed: Ranges,
+    /// Bytes from this one on were taken out while they were beyond the end of the file, and `stored` may still have some of them.
+    /// No batch may have a size that covers these.
+    pub(super) cut_at: Option<u64>,
+    /// The first batch that did not take all changes, if the last one did not.
+    pub(super) left_since: Option<u64>,
+    /// The next batch takes all changes.
+    pub(super) is_replacement: bool,
     /// The shards in which the file has blocks, or had some.
     shards: ShardSet,
     /// `None` on volumes without checksums.
-    sums: Option<Box<NewSums>>,
+    pub(super) sums: Option<Box<NewSums>>,
 }
 
 /// Which blocks a dirty page gets.
@@ -269,6 +277,7 @@ impl Map {
             .map(|run| run.page.max(size_pages)..run.end())
             .collect();
         for range in lost {
+            map.cut_at = Some(size_pages * PAGE_BYTES);
             map.extents.remove(range.clone());
             map.mark(range);
         }
@@ -298,14 +307,7 @@ impl Map {
     }
 
     fn mark(&mut self, range: Range<u64>) {
-        if let Some(last) = self.changed.last_mut()
-            && last.start <= range.end
-            && range.start <= last.end
-        {
-            *last = last.start.min(range.start)..last.end.max(range.end);
-            return;
-        }
-        self.changed.push(range);
+        self.changed.insert(range);
     }
 
     /// Returns whether the store has all of the map, or will have all of it once the sealed batches are durable.
@@ -659,7 +661,7 @@ impl Map {
     }
 
     /// Frees the earlier blocks of pages that `unwrite` returned.
-    pub fn release_earlier(&mut self, before: Vec<Run<PageState>>, allocator: &Allocator) {
+    pub fn release_earlier(&mut self, before: &[Run<PageState>], allocator: &Allocator) {
         for run in before {
             if let PageState::Pending {
                 was: Was::Data(from),
@@ -762,7 +764,7 @@ impl Map {
     }
 
     /// Frees the blocks of removed pages that the store does not have. The next batch frees the others.
-    pub fn release(&mut self, removed: Vec<Run<PageState>>, allocator: &Allocator) {
+    pub fn release(&mut self, removed: &[Run<PageState>], allocator: &Allocator) {
         for run in removed {
             for at in run.state.holds().into_iter().flatten() {
                 self.release_unstored(run.page, run.count, at, allocator);
@@ -788,181 +790,15 @@ impl Map {
         }
     }
 
+    /// Returns the part of a range, from its first page on, that has at most `runs` runs.
+    pub fn piece(&self, pages: Range<u64>, runs: usize) -> Range<u64> {
+        let next = self.extents.within(pages.clone()).nth(runs);
+        pages.start..next.map_or(pages.end, |run| run.page)
+    }
+
     /// Returns the number of blocks of the extents that the store has, or will have with the last batch.
     pub fn stored_blocks(&self) -> u64 {
         self.stored.pages()
-    }
-
-    /// Returns the slices whose blocks the next batch may use or free, some of them several times.
-    pub fn changed_slices(&self) -> impl Iterator<Item = SliceId> {
-        self.changed.iter().flat_map(|range| {
-            let now = self.extents.within(range.clone());
-            let now = now.filter_map(|run| Some(run.state.durable()?.at.slice));
-            now.chain(
-                self.stored
-                    .within(range.clone())
-                    .map(|row| row.state.at.slice),
-            )
-        })
-    }
-
-    /// Returns the slices whose blocks the removal of the file frees, some of them several times.
-    pub fn stored_slices(&self) -> impl Iterator<Item = SliceId> {
-        self.stored
-            .within(0..u64::MAX)
-            .map(|row| row.state.at.slice)
-    }
-
-    /// Appends the changes of the store for batch `seq`, and the blocks that are free once it is durable.
-    pub fn differences(
-        &mut self,
-        (ino, seq): (Ino, u64),
-        changes: &mut Vec<Change>,
-        freed: &mut Vec<Blocks>,
-    ) {
-        let mut ranges = std::mem::take(&mut self.changed);
-        ranges.sort_by_key(|range| range.start);
-        for range in ranges {
-            self.difference(ino, range, changes, freed);
-        }
-        if let Some(sums) = &mut self.sums {
-            sums.take_changes(ino, seq, changes);
-        }
-    }
-
-    fn difference(
-        &mut self,
-        ino: Ino,
-        range: Range<u64>,
-        changes: &mut Vec<Change>,
-        freed: &mut Vec<Blocks>,
-    ) {
-        // Compares whole rows, and includes the neighbours, because new rows may join with them.
-        let before = range.start.saturating_sub(1);
-        let start = self
-            .stored
-            .containing(before)
-            .map_or(range.start, |row| row.page);
-        let end = self
-            .stored
-            .containing(range.end)
-            .map_or(range.end, |row| row.end());
-        let end = match end
-            .checked_sub(1)
-            .and_then(|last| self.stored.containing(last))
-        {
-            Some(row) => row.end().max(end),
-            None => end,
-        };
-        let old = {
-            let mut taken = Runs::default();
-            self.stored
-                .remove(start..end)
-                .into_iter()
-                .for_each(|row| taken.insert_alone(row));
-            taken
-        };
-        let mut new: Runs<Row> = Runs::default();
-        for run in self.extents.within(start..end) {
-            if let Some(state) = run.state.durable() {
-                new.insert(Run {
-                    page: run.page,
-                    count: run.count,
-                    state,
-                });
-            }
-        }
-        let every = start..end;
-        if let Some(sums) = &mut self.sums {
-            let written = |row: &Run<Row>| !row.state.unwritten;
-            for row in old.within(every.clone()).filter(written) {
-                // The pages of the row that the next batch does not have as data.
-                let mut next = row.page;
-                for kept in new.within(row.page..row.end()).filter(written) {
-                    sums.note_gone(next..kept.page);
-                    next = kept.end();
-                }
-                sums.note_gone(next..row.end());
-            }
-        }
-        for row in old.within(every.clone()) {
-            if new.containing(row.page).is_none_or(|n| n.page != row.page) {
-                changes.push(Change::DelExtent(ino, row.page));
-            }
-            only_in_first(row, &new, |blocks| {
-                changes.push(Change::Free(blocks));
-                freed.push(blocks);
-            });
-        }
-        for row in new.within(every) {
-            if old.containing(row.page) != Some(row) {
-                let blocks = row.state.at.blocks(row.count);
-                let unwritten = row.state.unwritten;
-                changes.push(Change::PutExtent(
-                    ino,
-                    Extent {
-                        page: row.page,
-                        blocks,
-                        unwritten,
-                        summed: self.sums.is_some() && !unwritten,
-                    },
-                ));
-            }
-            only_in_first(row, &old, |blocks| changes.push(Change::Use(blocks)));
-            self.stored.insert_alone(row);
-        }
-    }
-
-    /// Removes all extents of a file that batch `seq` removes. No transfer of the file is in flight.
-    pub fn remove_all(
-        &mut self,
-        (ino, seq): (Ino, u64),
-        allocator: &Allocator,
-        changes: &mut Vec<Change>,
-        freed: &mut Vec<Blocks>,
-    ) {
-        let removed = self.take_out(0..u64::MAX, allocator);
-        self.release(removed, allocator);
-        self.changed.clear();
-        for row in self.stored.remove(0..u64::MAX) {
-            let blocks = row.state.at.blocks(row.count);
-            changes.push(Change::DelExtent(ino, row.page));
-            changes.push(Change::Free(blocks));
-            freed.push(blocks);
-            if let Some(sums) = self.sums.as_mut().filter(|_| !row.state.unwritten) {
-                sums.note_gone(row.page..row.end());
-            }
-        }
-        if let Some(sums) = &mut self.sums {
-            sums.take_changes(ino, seq, changes);
-        }
-    }
-}
-
-/// Calls `each` with the blocks of a row that the other map does not have at the same pages.
-fn only_in_first(row: Run<Row>, other: &Runs<Row>, mut each: impl FnMut(Blocks)) {
-    let mut next = row.page;
-    for o in other.within(row.page..row.end()) {
-        if o.state.at != row.state.at.advance(o.page - row.page) {
-            continue;
-        }
-        if o.page > next {
-            each(
-                row.state
-                    .at
-                    .advance(next - row.page)
-                    .blocks((o.page - next) as u32),
-            );
-        }
-        next = o.end();
-    }
-    if next < row.end() {
-        each(
-            row.state
-                .at
-                .advance(next - row.page)
-                .blocks((row.end() - next) as u32),
-        );
     }
 }
 

@@ -574,7 +574,7 @@ impl Object for File {
         let put = |page: u64, blocks: Blocks| {
             for (block, page) in (blocks.first..).zip(page..page + u64::from(blocks.count)) {
                 let image = images[(page - first) as usize].clone();
-                logged.put((blocks.slice, block), image, self.ino());
+                logged.put((blocks.slice, block), image, (self.ino(), page));
             }
         };
         self.host.in_one_batch(self.ino(), &mut || {

@@ -78,10 +78,8 @@ impl Fs {
             return done(core.commits_of(ino).failure());
         }
         let waiter = Waiter {
-            inode: None,
-            commit: true,
-            data: ShardSet::default(),
-            done,
+            names_only: true,
+            ..Waiter::for_all(done)
         };
         commit_for(core, core.shards.map().of_ino(ino), waiter, caller);
     }
@@ -217,7 +215,7 @@ impl FileSync {
             inode: Some(inode),
             commit,
             data: self.core.shards_of(&self.file),
-            done: self.done,
+            ..Waiter::for_all(self.done)
         };
         commit_for(&self.core, shard, waiter, caller);
     }
@@ -261,10 +259,9 @@ fn flush(core: &Arc<Core>, file: &Arc<File>, coming: Option<Coming<'_>>, done: D
 /// Has the committer of an inode's shard flush the devices of these shards.
 fn flush_by_committer(core: &Core, ino: Ino, data: ShardSet, done: Done) {
     core.commits_of(ino).enqueue(Waiter {
-        inode: None,
         commit: false,
         data,
-        done,
+        ..Waiter::for_all(done)
     });
 }
 

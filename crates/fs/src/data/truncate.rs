@@ -31,6 +31,26 @@ use crate::fs::Fs;
 use crate::inode::File;
 use crate::times::now_ns;
 
+/// Number of runs that a thread changes under one hold of the map's lock, so that readers of the file and the thread that seals a batch
+/// do not wait long.
+const RUNS_AT_ONCE: usize = 1024;
+
+/// Calls `each` for parts of a range that have few runs, each time with the map's lock.
+fn each_piece(
+    file: &File,
+    pages: &Range<u64>,
+    mut each: impl FnMut(&mut Map, Range<u64>) -> Result<()>,
+) -> Result<()> {
+    let mut at = pages.start;
+    while at < pages.end {
+        let mut map = file.map.write();
+        let piece = map.piece(at..pages.end, RUNS_AT_ONCE);
+        at = piece.end;
+        each(&mut map, piece)?;
+    }
+    Ok(())
+}
+
 /// Keeps batches from writing the file's size and extents.
 struct Hold<'a> {
     core: &'a Core,
@@ -217,27 +237,32 @@ impl Fs {
     /// Does steps 2, 3 and 5 for whole pages. The caller has a `Hold`.
     fn take_out(&self, file: &Arc<File>, pages: Range<u64>) -> Result<()> {
         let allocator = &self.core.allocator;
-        let removed = self.change_whole(file, &pages, |map| {
-            let removed = map.take_out(pages.clone(), allocator);
+        let removed = self.change_whole(file, &pages, |map, pages| {
+            let removed = map.take_out(pages, allocator);
             file.count_blocks(map);
             Ok(removed)
         })?;
-        file.map.write().release(removed, allocator);
+        for runs in removed.chunks(RUNS_AT_ONCE) {
+            file.map.write().release(runs, allocator);
+        }
         Ok(())
     }
 
     /// Does steps 2, 3 and 5 for whole pages that keep their blocks. The caller has a `Hold`.
     fn unwrite(&self, file: &Arc<File>, pages: Range<u64>) -> Result<()> {
         let allocator = &self.core.allocator;
-        let before = self.change_whole(file, &pages, |map| {
-            map.unwrite(pages.clone(), file.home(), allocator)
+        let before = self.change_whole(file, &pages, |map, pages| {
+            map.unwrite(pages, file.home(), allocator)
         })?;
-        let mut map = file.map.write();
-        map.release_earlier(before, allocator);
-        // Under the map's lock: a page that is written back from here on is not unwritten any more before its block is claimed.
-        map.unwritten(pages)
-            .for_each(|blocks| allocator.logged(blocks).unclaim(blocks));
-        Ok(())
+        for runs in before.chunks(RUNS_AT_ONCE) {
+            file.map.write().release_earlier(runs, allocator);
+        }
+        each_piece(file, &pages, |map, pages| {
+            // Under the map's lock: a page that is written back from here on is not unwritten any more before its block is claimed.
+            map.unwritten(pages)
+                .for_each(|blocks| allocator.logged(blocks).unclaim(blocks));
+            Ok(())
+        })
     }
 
     /// Does steps 2 and 3: `change` changes the map and the cache drops the pages, repeatedly until no transfer has changed the
@@ -246,21 +271,33 @@ impl Fs {
         &self,
         file: &Arc<File>,
         pages: &Range<u64>,
-        change: impl Fn(&mut Map) -> Result<Vec<Run<PageState>>>,
+        change: impl Fn(&mut Map, Range<u64>) -> Result<Vec<Run<PageState>>>,
     ) -> Result<Vec<Run<PageState>>> {
         if pages.is_empty() {
             return Ok(vec![]);
         }
-        let mut before = change(&mut file.map.write())?;
+        let bytes = |page: u64| page.saturating_mul(PAGE_BYTES);
+        let size = file.size();
+        if bytes(pages.end) > size {
+            file.map.write().cut_at(size.max(bytes(pages.start)));
+        }
+        let mut before = Vec::new();
+        let change_all = |before: &mut Vec<_>| -> Result<bool> {
+            let count = before.len();
+            each_piece(file, pages, |map, pages| {
+                before.append(&mut change(map, pages)?);
+                Ok(())
+            })?;
+            Ok(before.len() > count)
+        };
+        change_all(&mut before)?;
         if let Some(cache) = file.cache() {
             loop {
                 // An error means that the cache is shutting down. Blocks that only memory knows are lost with it.
                 wait(|done| cache.invalidate(file.object_id(), pages.clone(), done))?;
-                let placed = change(&mut file.map.write())?;
-                if placed.is_empty() {
+                if !change_all(&mut before)? {
                     break;
                 }
-                before.extend(placed);
             }
         }
         Ok(before)

@@ -152,7 +152,13 @@ impl Fs {
         }
         // Also if no page is dirty: a write after the rename must not hold back the size that the file has now.
         file.note_synced(&reach, u64::MAX);
-        Ok(())
+        // A batch takes a bounded number of changes, and the one with the name must have all that are left.
+        let mut share = core.share_of_replacement(ino);
+        let is_one_batch = file.map.read().next_steps(&mut share).is_all;
+        match is_one_batch {
+            true => Ok(()),
+            false => core.commit_file(&inode),
+        }
     }
 }
 
@@ -310,6 +316,9 @@ impl Core {
         }
         self.touch(from, to, pair, now);
         self.moved(&inode, to.dir.ino, now);
+        if replaced.is_some() {
+            self.note_replacement(&inode);
+        }
         Ok(replaced)
     }
 
@@ -338,7 +347,26 @@ impl Core {
         self.touch(from, to, pair, now);
         self.moved(&inode, to.dir.ino, now);
         self.moved(&other_inode, from.dir.ino, now);
+        self.note_replacement(&inode);
+        self.note_replacement(&other_inode);
         Ok(())
+    }
+
+    /// Has the batch with a file's name have all changes of its extents, too. `write_replacement` has committed most of them.
+    fn note_replacement(&self, inode: &Arc<Inode>) {
+        let Some(file) = inode.file.lock().clone() else {
+            return;
+        };
+        let mut map = file.map.write();
+        if !map.has_changes() {
+            return;
+        }
+        map.note_replacement();
+        let mut share = self.share_of_replacement(inode.ino);
+        let before = share.steps();
+        map.next_steps(&mut share);
+        drop(map);
+        self.commits_of(inode.ino).grown(before - share.steps());
     }
 
     fn touch(&self, from: &Side<'_>, to: &Side<'_>, pair: &mut Pair<'_>, now: i128) {

@@ -39,6 +39,8 @@ const ENOSPC: i32 = 28;
 /// Modes of fallocate(2), both with FALLOC_FL_KEEP_SIZE.
 const PUNCH: i32 = 3;
 const ZERO: i32 = 0x11;
+/// Pages of a file that a batch takes in a sequence with short steps: fewer than the files have.
+const STEP_PAGES: u64 = 2;
 /// Bytes by which a file grows after the recovery.
 const GROWTH: u64 = 9000;
 
@@ -299,6 +301,9 @@ pub fn run(templates: &Templates, sequence: &Sequence) -> Recorded {
     let set = templates.of(sequence).crash(0);
     set.record();
     let mount = open_to_work(&set).unwrap();
+    if sequence.has_short_steps {
+        mount.fs.shorten_steps(STEP_PAGES);
+    }
     let mut bed = Bed {
         set: &set,
         mount,
@@ -309,6 +314,7 @@ pub fn run(templates: &Templates, sequence: &Sequence) -> Recorded {
         writes: SIZES.len(),
     };
     bed.begin(sequence.base);
+    bed.history.has_short_steps = sequence.has_short_steps;
     for step in &sequence.steps {
         bed.step(*step);
     }

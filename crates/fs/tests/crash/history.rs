@@ -80,6 +80,8 @@ pub struct History {
     shards: usize,
     /// Returns the slice of a path's directory.
     slice_of_path: fn(&str) -> usize,
+    /// A batch takes a part of a file's pages. So a state may have some pages of a hole, unless the file was synced.
+    pub has_short_steps: bool,
 }
 
 /// A file as found after a power cut.
@@ -113,6 +115,7 @@ impl History {
         let mut history = History {
             shards,
             slice_of_path,
+            has_short_steps: false,
             files: Vec::new(),
             synced: Vec::new(),
             states: vec![State {
@@ -306,7 +309,8 @@ impl History {
                 return Err(format!("{name}: {links} links, found {}", found.links));
             }
             let file = &self.files[*file];
-            file.explain(cut, states[self.shard_of_ino(file.ino)], &found.bytes)
+            let state = states[self.shard_of_ino(file.ino)];
+            file.explain((cut, state), &found.bytes, self.has_short_steps)
                 .map_err(|why| format!("{name}: {why}"))?;
         }
         Ok(())
@@ -315,9 +319,15 @@ impl History {
 
 impl FileHistory {
     /// Fails with the reason if the file must not have these bytes in a state.
-    fn explain(&self, cut: u64, state: usize, bytes: &[u8]) -> Result<(), String> {
+    fn explain(
+        &self,
+        (cut, state): (u64, usize),
+        bytes: &[u8],
+        has_short_steps: bool,
+    ) -> Result<(), String> {
         let view = View {
             file: self,
+            has_short_steps,
             synced: self
                 .synced
                 .iter()
@@ -345,6 +355,7 @@ impl FileHistory {
 /// A file at the moment of a power cut, in one state.
 struct View<'a> {
     file: &'a FileHistory,
+    has_short_steps: bool,
     synced: Vec<Synced>,
     /// Version that belongs to the state.
     in_state: usize,
@@ -411,9 +422,11 @@ impl View<'_> {
     /// Returns whether some of the bytes were removed by an operation that is part of the state and later than a version.
     fn removed_after(&self, version: usize, bytes: Range<u64>) -> bool {
         let later = self.file.versions.get(version + 1..=self.in_state);
+        let may_lack = |later: &&Version| self.has_short_steps && later.removed.end != u64::MAX;
         later
             .unwrap_or_default()
             .iter()
+            .filter(|later| !may_lack(later))
             .any(|later| later.removed.start < bytes.end && bytes.start < later.removed.end)
     }
 

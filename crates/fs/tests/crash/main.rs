@@ -111,7 +111,9 @@ impl Run {
             let number = self.sequences.fetch_add(1, Ordering::Relaxed);
             let mut random = Random::of(self.seed, &[number]);
             let mut of_checksums = Random::of(self.seed, &[number, 1]);
+            let mut of_steps = Random::of(self.seed, &[number, 2]);
             let sequence = Sequence::random(&mut random).with_checksums(&mut of_checksums);
+            let sequence = sequence.with_short_steps(&mut of_steps);
             let lives_on = number.is_multiple_of(SEQUENCES_PER_LIFE);
             self.try_sequence(&sequence, lives_on, &mut random);
         }
@@ -160,9 +162,9 @@ impl Run {
     }
 }
 
-/// Sequences that are rare in a random choice. Each has found a fault. Most of these faults were made on purpose, those of
-/// the last two were not.
-const RARE: [&str; 19] = [
+/// Sequences that are rare in a random choice. Each has found a fault. Most of these faults were made on purpose, five of
+/// them were not.
+const RARE: [&str; 23] = [
     "fresh-1,write-200k:a,write-back:a,commit:a",
     "fresh-1,write-1:a,rename-over:a,fdatasync:b",
     "fresh-1,write-4k:a,sync-write:a,write-4k:a",
@@ -182,6 +184,10 @@ const RARE: [&str; 19] = [
     "full-2-summed,write-200k:a,write-back:a,fdatasync:a",
     "fresh-2,truncate-up:b,rename-over:b,write-4k:b,fdatasync:a,sync-write:a",
     "full-2,move:b,append:b,truncate-to-nothing:b,rename-same:b,punch:b",
+    "durable-1-summed-short,punch:a,fdatasync:a,write-4k:a,fdatasync:a",
+    "durable-1-summed-short,write-200k:a,fsync:a,truncate-to-part:a,write-200k:a",
+    "full-2-summed-short,write-200k:a,write-back:a,fdatasync:a",
+    "fresh-2-short,truncate-up:a,append:a,append:a,move:a",
 ];
 
 /// Tries all power cuts of a sequence with two seeds each, and uses the volume after each.
@@ -254,7 +260,9 @@ fn a_case_is_what_its_text_says() {
     for seed in 0..100 {
         let mut random = Random::new(seed);
         let case = Case {
-            sequence: Sequence::random(&mut random).with_checksums(&mut Random::new(seed)),
+            sequence: Sequence::random(&mut random)
+                .with_checksums(&mut Random::new(seed))
+                .with_short_steps(&mut Random::new(seed)),
             cut: (random.below(100), random.below(100)),
             again: random.coin().then_some((3, 4)),
         };

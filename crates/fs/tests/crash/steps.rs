@@ -100,6 +100,8 @@ const BASES: [(Base, &str); 3] = [
 
 /// Follows the base of a sequence on a volume with checksums.
 const SUMMED: &str = "-summed";
+/// Follows that, if batches take a few pages of a file each, as they do of files with very many extents.
+const SHORT_STEPS: &str = "-short";
 
 /// A sequence of steps, ended by an unmount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,6 +111,8 @@ pub struct Sequence {
     pub stores: usize,
     /// On a volume that keeps checksums of the data.
     pub has_checksums: bool,
+    /// A batch takes a few pages of a file, and the next one the next few.
+    pub has_short_steps: bool,
     pub steps: Vec<Step>,
 }
 
@@ -146,8 +150,15 @@ impl Sequence {
             base,
             stores,
             has_checksums: false,
+            has_short_steps: false,
             steps,
         }
+    }
+
+    /// Has a quarter of the sequences take short steps. `random` is not that of `random`.
+    pub fn with_short_steps(mut self, random: &mut Random) -> Sequence {
+        self.has_short_steps = random.below(4) == 0;
+        self
     }
 
     /// Gives a third of the sequences checksums, and makes some of their punches zeroings, which matter only there. `random` is not that
@@ -170,6 +181,9 @@ impl fmt::Display for Sequence {
         if self.has_checksums {
             f.write_str(SUMMED)?;
         }
+        if self.has_short_steps {
+            f.write_str(SHORT_STEPS)?;
+        }
         for Step { op, file } in &self.steps {
             let name = OPS.iter().find(|(other, _)| other == op);
             write!(f, ",{}:{}", name.expect("listed").1, ["a", "b"][*file])?;
@@ -184,6 +198,9 @@ impl FromStr for Sequence {
     fn from_str(text: &str) -> Result<Sequence, String> {
         let mut parts = text.split(',');
         let name = parts.next().unwrap_or_default();
+        let long = name.strip_suffix(SHORT_STEPS);
+        let has_short_steps = long.is_some();
+        let name = long.unwrap_or(name);
         let plain = name.strip_suffix(SUMMED);
         let (name, stores) = plain.unwrap_or(name).split_once('-').ok_or("BASE-STORES")?;
         let stores = match stores {
@@ -213,6 +230,7 @@ impl FromStr for Sequence {
             base: *base,
             stores,
             has_checksums: plain.is_some(),
+            has_short_steps,
             steps,
         })
     }

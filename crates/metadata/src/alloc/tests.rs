@@ -80,7 +80,7 @@ fn blocks_that_are_given_back_lose_their_images() {
     let (store, a) = allocator(&[100]);
     let put = |blocks: Blocks| {
         a.logged(blocks)
-            .put((blocks.slice, blocks.first), vec![1; 4096].into(), 7)
+            .put((blocks.slice, blocks.first), vec![1; 4096].into(), (7, 0))
     };
     let has = |blocks: Blocks| !a.logged(blocks).images(blocks).is_empty();
     let used = take(&a, 0, None, 10)[0];

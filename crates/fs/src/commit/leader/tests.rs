@@ -202,12 +202,7 @@ fn the_committer_serves_those_that_are_left_after_many_rounds() {
                 assert!(core.commits_of(ROOT).leave(next).is_ok());
             }
         };
-        Waiter {
-            inode: None,
-            commit: true,
-            data: ShardSet::default(),
-            done: Box::new(done),
-        }
+        Waiter::for_all(Box::new(done))
     }
     let bed = Bed::new();
     let (tx, rx) = channel();
