@@ -17,15 +17,18 @@ pub(crate) struct Check {
     pub first: u64,
     /// `None` for a page that is not compared.
     pub sums: Vec<Option<u32>>,
+    /// The frames of the pages, for a read from a device. Kept here because clients can corrupt the table.
+    pub frames: Vec<u32>,
 }
 
 impl Check {
-    /// Returns the part of the pages from `skip` on, `count` of them.
-    pub fn part(&self, skip: usize, count: usize) -> Check {
+    /// Returns the part of the pages from `skip` on that a read fills, into these frames.
+    pub fn part(&self, skip: usize, frames: Vec<u32>) -> Check {
         Check {
             object: self.object.clone(),
             first: self.first + skip as u64,
-            sums: self.sums[skip..skip + count].to_vec(),
+            sums: self.sums[skip..skip + frames.len()].to_vec(),
+            frames,
         }
     }
 
@@ -43,16 +46,11 @@ impl Check {
         Err(self.object.checksum_failed(page, expected, found))
     }
 
-    /// Compares the pages in these frames, which the slice fills. Returns the places of those that differ, and the first error.
-    pub fn compare_frames(
-        &self,
-        memory: &SliceMemory,
-        counts: &Counts,
-        frames: &[u32],
-    ) -> Compared {
+    /// Compares the pages in the frames, which the slice fills. Returns the places of those that differ, and the first error.
+    pub fn compare_frames(&self, memory: &SliceMemory, counts: &Counts) -> Compared {
         let mut compared = Compared::default();
         let mut page = vec![0; PAGE_BYTES as usize];
-        for (at, frame) in frames.iter().enumerate() {
+        for (at, frame) in self.frames.iter().enumerate() {
             copy(memory, *frame, &mut page);
             if let Err(error) = self.compare(counts, at, &page) {
                 compared.wrong.push(at);

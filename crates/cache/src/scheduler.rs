@@ -11,11 +11,8 @@ use jericho_storage::Completion;
 use crate::checks::Check;
 use crate::effects::Effects;
 use crate::object::Error;
-use crate::requests::{
-    Fill, GetDone, GetRequest, Latched, Parked, PendingGet, PinnedPages, Reading,
-};
+use crate::requests::{Fill, GetDone, GetRequest, Latched, Parked, PendingGet, PinnedPages};
 use crate::shared::SliceShared;
-use crate::state::SliceState;
 use crate::transfers::{FillPlan, PlannedRead};
 use crate::{get, latched, thread_reads, waiting};
 
@@ -102,6 +99,7 @@ fn plan_fill(shared: &SliceShared, fill: &Fill) -> Result<FillPlan, Error> {
                     object,
                     first,
                     sums,
+                    frames: vec![],
                 })
             }
         };
@@ -151,13 +149,11 @@ pub(crate) fn read_ended(shared: &Arc<SliceShared>, completion: Completion) {
     let mut error = completion.result.err().map(Error::from);
     let mut wrong = vec![];
     let reading = state.reading.get(&completion.tag);
-    if let Some((check, frames)) = reading
-        .filter(|_| error.is_none())
-        .and_then(|reading| to_compare(&state, reading))
-    {
+    let check = reading.and_then(|reading| reading.check.clone());
+    if let Some(check) = check.filter(|_| error.is_none()) {
         // Without the lock: the pages are not valid yet, so no other thread uses their frames.
         drop(state);
-        let compared = check.compare_frames(&context.memory, &context.counts, &frames);
+        let compared = check.compare_frames(&context.memory, &context.counts);
         (error, wrong) = (compared.error, compared.wrong);
         state = shared.lock();
     }
@@ -170,17 +166,6 @@ pub(crate) fn read_ended(shared: &Arc<SliceShared>, completion: Completion) {
     }
     drop(state);
     perform(shared, effects);
-}
-
-/// Returns the checksums of the pages of a read, and their frames. Returns `None` if there is nothing to compare.
-fn to_compare(state: &SliceState, reading: &Reading) -> Option<(Arc<Check>, Vec<u32>)> {
-    let check = reading.check.clone()?;
-    let frames = reading
-        .entries
-        .iter()
-        .map(|index| state.filling.get(index).copied());
-    let frames: Option<Vec<u32>> = frames.collect();
-    Some((check, frames.expect("an entry that is being filled")))
 }
 
 /// Retries all requests that wait.

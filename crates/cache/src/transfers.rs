@@ -100,7 +100,10 @@ impl FillPlan {
                     self.reads.push(PlannedRead {
                         transfer,
                         entries: part.iter().map(|p| p.1).collect(),
-                        check: check.map(|check| Arc::new(check.part(start, part.len()))),
+                        check: check.map(|check| {
+                            let frames = part.iter().map(|p| p.2).collect();
+                            Arc::new(check.part(start, frames))
+                        }),
                     });
                 }
             }

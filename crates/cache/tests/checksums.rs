@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use jericho_cache::{Config, Error, FRAMES_MIN, Intent, Object, PagePlace, PageRun, Slice};
 use jericho_format::sums::checksum;
+use jericho_shm::{Flags, Key};
 use jericho_sim::{Operation, SimDevice};
 use jericho_storage::Device;
 
@@ -268,4 +269,32 @@ fn bytes_from_memory_are_compared_too() {
     *bed.pages.image.lock().unwrap() = Some(vec![2; PAGE].into());
     assert_eq!(bed.read(3, 1).unwrap_err().errno(), 5);
     assert_eq!(bed.checksum_errors(), 1);
+}
+
+#[test]
+fn a_client_that_makes_a_page_valid_during_its_read_stops_no_thread() {
+    let bed = Bed::new(FRAMES_MIN);
+    bed.fill(0..1, 7);
+    bed.sync();
+    bed.evict();
+    let gate = Arc::new(Gate::default());
+    let at_device = gate.clone();
+    bed.device.set_before(move |operation| {
+        if operation == Operation::Read {
+            at_device.pass();
+        }
+    });
+    let (sender, receiver) = mpsc::channel();
+    let answer = move |pages: Result<_, Error>| sender.send(pages.map(drop)).unwrap();
+    bed.slice.get(&bed.object, 0, 1, Intent::Read, answer);
+    gate.wait_for(1);
+    let memory = bed.slice.memory();
+    let found = memory.lookup(Key::new(1, 0)).unwrap();
+    memory.entry(found.index).publish(Flags::NONE);
+    // This read takes the page for valid, and takes it back.
+    bed.read(0, 1).unwrap();
+    gate.open();
+    let read = receiver.recv_timeout(Duration::from_secs(60));
+    read.expect("the thread that reads goes on").unwrap();
+    assert_eq!(bed.read(0, 1).unwrap(), [7]);
 }
