@@ -193,30 +193,32 @@ pub(super) fn apply(db: &Database, rows: &[RowRef<'_>]) -> std::result::Result<u
 
 /// Returns the rows of checksums after these changes.
 fn sums_rows(view: &View, changes: &[(SumsKey, Box<[u8]>)]) -> Read<Vec<Row>> {
-    let mut touched: BTreeMap<SumsKey, Group> = BTreeMap::new();
+    // `None`: the row is removed. A group takes 2 KiB, and the removal of a large file changes many.
+    let mut touched: BTreeMap<SumsKey, Option<Box<Group>>> = BTreeMap::new();
     for (key, change) in changes {
+        if change[..] == sums::WHOLE_GONE {
+            touched.insert(*key, None);
+            continue;
+        }
         let group = match touched.entry(*key) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) if change[..] == sums::WHOLE_GONE => {
-                entry.insert(Group::default())
-            }
             Entry::Vacant(entry) => {
                 let stored = view.get(Table::Sums, key, codec::sums_of_value)?;
-                entry.insert(stored.unwrap_or_default())
+                entry.insert(stored.map(Box::new))
             }
         };
-        if group.apply(change).is_none() {
+        if group.get_or_insert_default().apply(change).is_none() {
             return Err(ReadError::Damaged(
                 "a change of checksums makes no sense".into(),
             ));
         }
     }
-    let row = |(key, group): (SumsKey, Group)| {
-        let value = group.encode();
+    let row = |(key, group): (SumsKey, Option<Box<Group>>)| {
+        let value = group.map(|group| group.encode());
         Row {
             table: Table::Sums,
             key: key.to_vec(),
-            value: (!value.is_empty()).then_some(value),
+            value: value.filter(|value| !value.is_empty()),
         }
     };
     Ok(touched.into_iter().map(row).collect())
