@@ -10,7 +10,7 @@
 mod copies;
 mod counts;
 pub mod data;
-mod extents;
+pub(crate) mod extents;
 mod findings;
 mod index;
 mod inodes;

@@ -566,6 +566,30 @@ fn a_scrub_finds_nothing_wrong_in_files_that_change_meanwhile() {
     assert_eq!(checksum_errors(&mount), 0);
 }
 
+#[test]
+fn a_scrub_reads_a_file_of_very_many_extents_to_its_end() {
+    let mount = Mount::summed(64 << 20);
+    let pages = 2600;
+    let (_, file) = mount.create("f");
+    mount.write(&file, 0, &bytes(0, pages));
+    write_back(&mount, &file);
+    // Every other page is without data: a hole, or unwritten.
+    for page in (0..pages).step_by(2) {
+        let mode = [PUNCH, ZERO][usize::from(page % 4 == 0)];
+        let fs = mount.fs();
+        fs.fallocate(&file, mode, page * PAGE, PAGE).unwrap();
+    }
+    mount.fsync(&file);
+    evict(&mount, &file);
+    flip(&mount, place(&file, pages - 1));
+    mount.fs().set_scrub_rate(FAST);
+    await_that("the pass ends", || {
+        scrub_status(&mount).last_ended_s.is_some()
+    });
+    assert_eq!(scrub_status(&mount).last_found, 1);
+    assert_eq!(scrubbed_bytes(&mount), pages / 2 * PAGE);
+}
+
 /// Returns what an append of a page and its fsync, and an overwrite of a page and its fdatasync, write to the device, without
 /// checkpoints.
 fn costs(mount: &Mount) -> [Traffic; 2] {

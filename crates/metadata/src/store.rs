@@ -374,6 +374,27 @@ impl Store {
         })
     }
 
+    /// Returns at most `max` extents of a file that begin at page `from` or later and end after page `page`, in order.
+    pub fn extents_after(
+        &self,
+        ino: Ino,
+        (from, page): (u64, u64),
+        max: usize,
+    ) -> Result<Vec<Extent>> {
+        let (first, end) = (record::extent_key(ino, from), record::ino_key(ino + 1));
+        self.read(|view| {
+            let mut found = Vec::new();
+            view.each(Table::Extents, &first, Some(&end), |key, value| {
+                let (_, extent) = codec::extent_of_row(key, value)?;
+                if extent.page.saturating_add(u64::from(extent.blocks.count)) > page {
+                    found.push(extent);
+                }
+                Ok(found.len() < max)
+            })?;
+            Ok(found)
+        })
+    }
+
     /// Returns the value of an extended attribute.
     pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Option<Box<[u8]>>> {
         let key = record::xattr_key(ino, name);

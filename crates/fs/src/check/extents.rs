@@ -78,7 +78,12 @@ fn wrong(volume: &Volume, extent: &Extent) -> Option<Wrong> {
 /// Returns the inode and the extent of a row, if the extent is possible.
 pub(super) fn possible(volume: &Volume, key: &[u8], value: &[u8]) -> Option<(Ino, Extent)> {
     let (ino, extent) = codec::extent_of_row(key, value).ok()?;
-    wrong(volume, &extent).is_none().then_some((ino, extent))
+    is_possible(volume, &extent).then_some((ino, extent))
+}
+
+/// Returns whether an extent fits the slices and the largest file.
+pub(crate) fn is_possible(volume: &Volume, extent: &Extent) -> bool {
+    wrong(volume, extent).is_none()
 }
 
 /// Compares the extents of the files of a window, and counts their blocks in the index. Returns those that the repair removes.

@@ -1,10 +1,16 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use jericho_format::sums::{self, Sum};
+use jericho_volume::{Blocks, FormatOptions};
 
 use super::*;
 use crate::check::{CheckOptions, check_devices};
 use crate::core::CURSED;
-use jericho_metadata::testing::{MemoryDevice, formatted, opened};
+use crate::store::tables::Table;
+use crate::store::{Change, Extent};
+use jericho_metadata::testing::{MemoryDevice, formatted, formatted_with, open_first, opened};
 
 const CALLER: Caller = Caller {
     uid: 1000,
@@ -71,14 +77,10 @@ fn a_volume_in_which_damage_was_found_is_not_marked_clean_and_keeps_new_changes(
     fs.close().unwrap();
     drop(fs);
     let volume = opened(&device);
-    let (store, _) = jericho_metadata::testing::open_first(&volume, 64 << 20);
+    let (store, _) = open_first(&volume, 64 << 20);
     let key = jericho_format::record::ino_key(made).to_vec();
     store
-        .put_raw_rows(vec![(
-            crate::store::tables::Table::Inodes,
-            key,
-            Some(vec![0xff; 10]),
-        )])
+        .put_raw_rows(vec![(Table::Inodes, key, Some(vec![0xff; 10]))])
         .unwrap();
     store.close().unwrap();
     drop((store, volume));
@@ -96,6 +98,57 @@ fn a_volume_in_which_damage_was_found_is_not_marked_clean_and_keeps_new_changes(
     assert_eq!(fs.lookup(ROOT, b"new").unwrap().kind, Kind::Directory);
     // Without a use of the damaged inode, nothing is known of it.
     fs.close().unwrap();
+}
+
+#[test]
+fn a_scrub_passes_over_files_with_damaged_rows() {
+    let options = FormatOptions {
+        slices: Some(1),
+        checksums: true,
+        ..FormatOptions::default()
+    };
+    let device = formatted_with(64, &options);
+    let volume = opened(&device);
+    let (store, _) = open_first(&volume, 64 << 20);
+    let extent = |ino, page, (first, count)| {
+        let blocks = Blocks {
+            slice: 0,
+            first,
+            count,
+        };
+        let (unwritten, summed) = (false, true);
+        let extent = Extent {
+            page,
+            blocks,
+            unwritten,
+            summed,
+        };
+        Change::PutExtent(ino, extent)
+    };
+    let wrong_sum = sums::encode([(0, Sum::Of(1))].into_iter());
+    let changes = [
+        extent(20, u64::MAX, (10, 4)),
+        extent(21, 0, (u64::MAX, 1)),
+        extent(22, 0, (10, 1)),
+        extent(23, 0, (11, 1)),
+        Change::Sums(23, 0, wrong_sum.into()),
+    ];
+    store.commit(&changes).unwrap();
+    let key = jericho_format::record::sums_key(22, 0).to_vec();
+    let row = (Table::Sums, key, Some(vec![9]));
+    store.put_raw_rows(vec![row]).unwrap();
+    store.close().unwrap();
+    drop((store, volume));
+
+    let fs = open(&device);
+    fs.set_scrub_rate(1 << 50);
+    let status = || fs.scrub_status().unwrap();
+    let begun = Instant::now();
+    while status().last_ended_s.is_none() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", status());
+        std::thread::yield_now();
+    }
+    assert_eq!(status().last_found, 1);
 }
 
 #[test]

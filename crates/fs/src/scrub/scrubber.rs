@@ -7,16 +7,19 @@ use jericho_format::PAGE_BYTES;
 use jericho_format::sums::{Group, Sum, checksum, place_of};
 use jericho_storage::AlignedBuffer;
 
+use crate::check::extents::is_possible;
 use crate::core::Core;
 use crate::data::extents::At;
 use crate::data::summed::place_name;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::scrub::ScrubStatus;
 use crate::store::{Change, Extent};
 use crate::types::{Ino, ROOT};
 
 /// Pages that one read takes at most: 1 MiB.
 const PAGES_AT_ONCE: u32 = 256;
+/// Extents of a file that are in memory at most.
+const EXTENTS_MAX: usize = 1024;
 /// The thread sleeps when it has read this much.
 const STEP_BYTES: u64 = 1 << 20;
 /// A pass begins at the earliest this long after the end of the last one.
@@ -64,10 +67,12 @@ pub(crate) fn run(core: &Core) {
 struct Pass {
     ino: Ino,
     page: u64,
-    /// The extents of `ino` were read.
+    /// Extents of `ino` were read.
     is_begun: bool,
-    /// Those of them that are left, in order.
+    /// The next of them, in order.
     extents: VecDeque<Extent>,
+    /// The page from which on extents have to be read next, if the file may have more.
+    more_from: Option<u64>,
     /// Bytes that were read and not slept for.
     owed_bytes: u64,
     unsaved_bytes: u64,
@@ -90,6 +95,7 @@ impl Pass {
             page: value(PAGE_NAME).unwrap_or(0),
             is_begun: false,
             extents: VecDeque::new(),
+            more_from: None,
             owed_bytes: 0,
             unsaved_bytes: 0,
             found: value(FOUND_NAME).unwrap_or(0),
@@ -115,30 +121,66 @@ impl Pass {
     fn step(&mut self, core: &Core) -> Result<()> {
         self.idle_since_s = None;
         while self.owed_bytes < STEP_BYTES {
-            let Some(extent) = self.extents.pop_front() else {
-                if !self.begin_next_file(core)? {
-                    self.last = Some((now_s(), self.found));
-                    self.end(core);
-                    return Ok(());
+            match self.advance(core) {
+                Ok(true) => continue,
+                Ok(false) => {}
+                // Damaged rows of a file must not keep the data of all later files from being read.
+                Err(error @ Error::Damaged(_)) => {
+                    let ino = self.ino;
+                    tracing::warn!("the background check skips the rest of inode {ino}: {error}");
+                    self.extents.clear();
+                    self.more_from = None;
                 }
-                continue;
-            };
-            let end = extent.page + u64::from(extent.blocks.count);
-            if extent.unwritten || end <= self.page {
-                continue;
+                Err(error) => return Err(error),
             }
-            let first = extent.page.max(self.page);
-            let count = (end - first).min(u64::from(PAGES_AT_ONCE)) as u32;
-            self.read(core, &extent, first, count)?;
-            self.page = first + u64::from(count);
-            if self.page < end {
-                // The rest of the extent comes next.
-                self.extents.push_front(extent);
+            if !self.begin_next_file(core)? {
+                self.last = Some((now_s(), self.found));
+                self.end(core);
+                return Ok(());
             }
         }
         if self.unsaved_bytes >= SAVE_BYTES {
             self.save(core);
         }
+        Ok(())
+    }
+
+    /// Reads the next part of the file. Returns false if there is none.
+    fn advance(&mut self, core: &Core) -> Result<bool> {
+        let Some(extent) = self.extents.pop_front() else {
+            return match self.more_from.take() {
+                Some(from) => self.read_extents(core, from).map(|()| true),
+                None => Ok(false),
+            };
+        };
+        let end = extent.page + u64::from(extent.blocks.count);
+        if extent.unwritten || end <= self.page {
+            self.page = self.page.max(end);
+            return Ok(true);
+        }
+        let first = extent.page.max(self.page);
+        let count = (end - first).min(u64::from(PAGES_AT_ONCE)) as u32;
+        self.read(core, &extent, first, count)?;
+        self.page = first + u64::from(count);
+        if self.page < end {
+            // The rest of the extent comes next.
+            self.extents.push_front(extent);
+        }
+        Ok(true)
+    }
+
+    /// Reads the next extents of the file, of those that begin at page `from` or later.
+    fn read_extents(&mut self, core: &Core, from: u64) -> Result<()> {
+        let store = core.store_of(self.ino);
+        let extents = store.extents_after(self.ino, (from, self.page), EXTENTS_MAX)?;
+        let is_impossible = |extent: &&Extent| !is_possible(&core.volume, extent);
+        if let Some(wrong) = extents.iter().find(is_impossible) {
+            let what = format!("the extent at page {} is impossible", wrong.page);
+            return Err(Error::Damaged(what));
+        }
+        let last = extents.last().filter(|_| extents.len() == EXTENTS_MAX);
+        self.more_from = last.map(|extent| extent.page);
+        self.extents = extents.into();
         Ok(())
     }
 
@@ -161,7 +203,7 @@ impl Pass {
         }
         self.ino = ino;
         self.is_begun = true;
-        self.extents = core.store_of(ino).extents(ino)?.into();
+        self.more_from = Some(0);
         Ok(true)
     }
 
@@ -186,7 +228,7 @@ impl Pass {
             let whole = device.read_at(run.offset_bytes, part);
             for (page, block) in (page..).zip(part.chunks_exact_mut(PAGE)) {
                 let is_right = whole.is_ok() && sums.fits(page, block)?;
-                if !is_right && examine(core, self.ino, page, at(page), block)? {
+                if !is_right && examine(core, self.ino, (extent.page, page), at(page), block)? {
                     self.found += 1;
                 }
             }
@@ -202,6 +244,7 @@ impl Pass {
         self.idle_since_s = Some(now_s());
         (self.ino, self.page, self.is_begun, self.found) = (0, 0, false, 0);
         self.extents.clear();
+        self.more_from = None;
         self.save(core);
     }
 
@@ -271,11 +314,18 @@ impl Rows<'_> {
 }
 
 /// Examines a block that could not be read, or differed from a checksum, and reports it if it is damaged. It is not if the file has
-/// changed meanwhile, or the block's contents are in the journal. Returns whether it is damaged.
-fn examine(core: &Core, ino: Ino, page: u64, at: At, block: &mut [u8]) -> Result<bool> {
+/// changed meanwhile, or the block's contents are in the journal. The extent of the page began at `start`. Returns whether it is damaged.
+fn examine(
+    core: &Core,
+    ino: Ino,
+    (start, page): (u64, u64),
+    at: At,
+    block: &mut [u8],
+) -> Result<bool> {
     let blocks = at.blocks(1);
     let rows = || -> Result<(bool, Sum)> {
-        let extents = core.store_of(ino).extents(ino)?;
+        // Only the extent that has the page now: a file may have very many.
+        let extents = core.store_of(ino).extents_after(ino, (start, page), 1)?;
         let has_block = |extent: &Extent| {
             let skip = page.wrapping_sub(extent.page);
             skip < u64::from(extent.blocks.count)
@@ -283,8 +333,10 @@ fn examine(core: &Core, ino: Ino, page: u64, at: At, block: &mut [u8]) -> Result
                 && (extent.blocks.slice, extent.blocks.first + skip) == (at.slice, at.block)
         };
         let is_there = extents.iter().any(has_block);
+        let sum = Rows::of(core, ino).get(page)?;
+        // After the checksum: without an image now, the block has the contents of this checksum, or of a newer one.
         let is_logged = core.allocator.logged(blocks).has_rows(blocks);
-        Ok((is_there && !is_logged, Rows::of(core, ino).get(page)?))
+        Ok((is_there && !is_logged, sum))
     };
     let before = rows()?;
     let Some(run) = core.volume.runs(blocks).next() else {
