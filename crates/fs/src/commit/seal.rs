@@ -409,8 +409,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
     }
 
     /// Adds changes of a file's extents to the batch: as many as the share permits. Changes nothing if they need shards outside of the
-    /// group, and returns these. Returns whether
-    /// the batch takes any.
+    /// group. Returns these shards, and whether the share permits any change.
     fn differences(
         &mut self,
         at: usize,
