@@ -297,7 +297,7 @@ fn names_of_threads(name: &str) -> BTreeSet<String> {
             continue;
         }
         let code = code(&text);
-        for call in [".name(", "spawn(", "Worker::new(", "Crew::new(", "start("] {
+        for call in [".name(", "spawn(", "Worker::new(", "start("] {
             for (at, _) in code.match_indices(call) {
                 let rest = code[at + call.len()..].trim_start();
                 let rest = rest.strip_prefix("format!(").unwrap_or(rest);

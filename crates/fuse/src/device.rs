@@ -4,11 +4,12 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
+use jericho_sys::service as threads;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use crate::crew::Crew;
 use crate::filesystem::{Jericho, REQUEST_BYTES_MAX};
 use crate::protocol::InHeader;
 use crate::protocol::init::{Agreed, Outcome, Wanted, negotiate};
@@ -81,87 +82,62 @@ pub(crate) fn handshake(channel: &OwnedFd, wanted: &Wanted) -> io::Result<Agreed
     }
 }
 
-/// What each worker of a mount has: a channel, and the filesystem.
-struct Worker {
-    /// The mount's channel, which a worker without a channel of its own shares.
-    shared: Channel,
-    own_channels: bool,
-    filesystem: Jericho,
+/// The threads that serve a mount through the device. They end with the mount.
+pub(crate) struct Workers(Vec<JoinHandle<io::Result<()>>>);
+
+impl Workers {
+    /// Starts `count` threads. With `own_channels`, each thread gets a channel of its own, so that a reply wakes and locks no
+    /// other thread. That requires the right to open the device. Fails with EMFILE, EACCES, or when no thread can be started.
+    /// Threads that have started end with the mount.
+    pub(crate) fn start(
+        channel: &Channel,
+        count: usize,
+        own_channels: bool,
+        filesystem: &Jericho,
+        nodes: &Arc<WorkerNodes>,
+    ) -> io::Result<Workers> {
+        let mut workers = Workers(vec![]);
+        for n in 0..count {
+            let channel = match own_channels && n > 0 {
+                true => Arc::new(jericho_sys::fuse_device::clone(channel)?),
+                false => channel.clone(),
+            };
+            let (filesystem, nodes) = (filesystem.clone(), nodes.clone());
+            let thread = std::thread::Builder::new()
+                .name(format!("mount-worker-{n}"))
+                .spawn(move || {
+                    nodes.bind_this_thread();
+                    threads::run(|| serve(&channel, &filesystem))
+                })?;
+            workers.0.push(thread);
+        }
+        Ok(workers)
+    }
+
+    /// Waits until all threads have ended. Returns the first error of any of them.
+    pub(crate) fn wait(self) -> io::Result<()> {
+        let mut result = Ok(());
+        for thread in self.0 {
+            let ended = thread
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("a worker of the mount panicked")));
+            result = result.and(ended);
+        }
+        result
+    }
 }
 
-/// Starts `count` threads that serve a mount through the device, and end with it. While all of them have requests that wait, there are more
-/// (`crew`). With `own_channels`, each thread gets a channel of its own, so that a reply wakes and locks no other thread. That requires the
-/// right to open the device. Fails with EMFILE, EACCES, or when no thread can be started. Threads that have started end with the
-/// mount.
-pub(crate) fn start_workers(
-    channel: &Channel,
-    count: usize,
-    own_channels: bool,
-    filesystem: &Jericho,
-    nodes: &Arc<WorkerNodes>,
-) -> io::Result<Arc<Crew>> {
-    let crew = Crew::new("mount-worker", count, nodes.clone());
-    let worker = Arc::new(Worker {
-        shared: channel.clone(),
-        own_channels,
-        filesystem: filesystem.clone(),
-    });
-    for n in 0..count {
-        let channel = match n {
-            0 => channel.clone(),
-            _ => worker.channel()?,
-        };
-        worker.start(&crew, channel)?;
-    }
-    Ok(crew)
-}
-
-impl Worker {
-    /// Returns the channel for a new worker.
-    fn channel(&self) -> io::Result<Channel> {
-        match self.own_channels {
-            true => Ok(Arc::new(jericho_sys::fuse_device::clone(&self.shared)?)),
-            false => Ok(self.shared.clone()),
-        }
-    }
-
-    fn start(self: &Arc<Worker>, crew: &Arc<Crew>, channel: Channel) -> io::Result<()> {
-        let worker = self.clone();
-        crew.start(move |crew| worker.serve(crew, &channel))
-    }
-
-    /// Starts another worker, because all have requests. If that fails, the next request waits for one of them.
-    fn start_another(self: &Arc<Worker>, crew: &Arc<Crew>) {
-        let started = self.channel().and_then(|channel| self.start(crew, channel));
-        if let Err(error) = started {
-            tracing::warn!(%error, "cannot start another worker of the mount; requests wait while all workers wait");
-        }
-    }
-
-    /// Serves requests until the mount ends, or until enough other workers are idle.
-    fn serve(self: &Arc<Worker>, crew: &Arc<Crew>, channel: &Channel) -> io::Result<()> {
-        let mut buffer = Buffer::new();
-        while let Some(bytes) = receive(channel, &mut buffer)? {
-            if crew.take_work() {
-                self.start_another(crew);
-            }
-            self.serve_one(channel, bytes);
-            if crew.end_work() {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    fn serve_one(&self, channel: &Channel, bytes: &[u8]) {
-        let filesystem = &self.filesystem;
+/// Serves requests until the mount ends.
+fn serve(channel: &Channel, filesystem: &Jericho) -> io::Result<()> {
+    let mut buffer = Buffer::new();
+    while let Some(bytes) = receive(channel, &mut buffer)? {
         let (header, operation) = parse_message(bytes, &filesystem.agreed);
         let Some(header) = header else {
             tracing::error!(
                 bytes = bytes.len(),
                 "a message of the kernel is shorter than a header"
             );
-            return;
+            continue;
         };
         let reply = header
             .wants_reply()
@@ -175,4 +151,5 @@ impl Worker {
             crate::filesystem::report_panic(&header);
         }
     }
+    Ok(())
 }

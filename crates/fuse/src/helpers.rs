@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
+use jericho_sys::service as threads;
 use parking_lot::{Condvar, Mutex};
 
-use crate::crew::Crew;
 use crate::workers::WorkerNodes;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -19,22 +20,28 @@ struct Queue {
     changed: Condvar,
 }
 
-/// The queue of jobs, and the threads that run them. While all of them have jobs, there are more (`crew`). Dropping it runs the queued
-/// jobs first.
+/// The queue of jobs, and the threads that run them. Dropping it runs the queued jobs first.
 pub(crate) struct Helpers {
     queue: Arc<Queue>,
-    crew: Arc<Crew>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Helpers {
     /// Starts the threads. Fails when one cannot be started.
     pub(crate) fn new(threads: usize, nodes: &Arc<WorkerNodes>) -> io::Result<Helpers> {
-        let helpers = Helpers {
+        let mut helpers = Helpers {
             queue: Arc::default(),
-            crew: Crew::new("mount-helper", threads, nodes.clone()),
+            threads: Vec::new(),
         };
-        for _ in 0..threads {
-            start(&helpers.queue, &helpers.crew)?;
+        for n in 0..threads {
+            let (queue, nodes) = (helpers.queue.clone(), nodes.clone());
+            let thread = std::thread::Builder::new()
+                .name(format!("mount-helper-{n}"))
+                .spawn(move || {
+                    nodes.bind_this_thread();
+                    threads::run(|| work(&queue));
+                })?;
+            helpers.threads.push(thread);
         }
         Ok(helpers)
     }
@@ -50,45 +57,29 @@ impl Drop for Helpers {
     fn drop(&mut self) {
         self.queue.jobs.lock().1 = true;
         self.queue.changed.notify_all();
-        // The threads return no errors.
-        let _ = self.crew.wait();
+        for thread in self.threads.drain(..) {
+            // The threads catch panics of jobs.
+            let _ = thread.join();
+        }
     }
 }
 
-fn start(queue: &Arc<Queue>, crew: &Arc<Crew>) -> io::Result<()> {
-    let queue = queue.clone();
-    crew.start(move |crew| {
-        work(&queue, crew);
-        Ok(())
-    })
-}
-
-fn work(queue: &Arc<Queue>, crew: &Arc<Crew>) {
-    while let Some(job) = next(queue) {
-        if crew.take_work()
-            && let Err(error) = start(queue, crew)
-        {
-            tracing::warn!(%error, "cannot start another helper of the mount; requests wait while all helpers wait");
-        }
+fn work(queue: &Queue) {
+    loop {
+        let job = {
+            let mut jobs = queue.jobs.lock();
+            loop {
+                if let Some(job) = jobs.0.pop_front() {
+                    break job;
+                }
+                if jobs.1 {
+                    return;
+                }
+                queue.changed.wait(&mut jobs);
+            }
+        };
         if catch_unwind(AssertUnwindSafe(job)).is_err() {
             tracing::error!("a request panicked; it was answered with an I/O error");
         }
-        if crew.end_work() {
-            return;
-        }
-    }
-}
-
-/// Waits for a job. Returns `None` when no job is left and none will come.
-fn next(queue: &Queue) -> Option<Job> {
-    let mut jobs = queue.jobs.lock();
-    loop {
-        if let Some(job) = jobs.0.pop_front() {
-            return Some(job);
-        }
-        if jobs.1 {
-            return None;
-        }
-        queue.changed.wait(&mut jobs);
     }
 }

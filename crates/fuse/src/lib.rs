@@ -4,7 +4,7 @@
 //! `jericho_fs::Fs` for names. Reading order: [`attach`] (how a directory becomes a mount), `protocol` (parses the kernel's
 //! messages and encodes answers), `device` and `ring` (how requests arrive), `reply` (how answers leave), `filesystem`
 //! (dispatches requests), then `names`, `attributes`, `open`, `bytes`, `listing` and `xattrs` (serve requests), `handles`
-//! (descriptors), `control` and `addition` (the `jericho.*` attributes through which the command talks to the daemon), `workers`, `crew` and `helpers`
+//! (descriptors), `control` and `addition` (the `jericho.*` attributes through which the command talks to the daemon), `workers` and `helpers`
 //! (where the threads run).
 #![forbid(unsafe_code)]
 
@@ -17,7 +17,6 @@ mod caches;
 mod config;
 pub mod control;
 mod convert;
-mod crew;
 mod device;
 mod filesystem;
 mod handles;
@@ -62,7 +61,7 @@ pub struct Running {
 
 /// The threads of a mount.
 struct Serving {
-    workers: Arc<crew::Crew>,
+    workers: device::Workers,
     ring: Option<ring::Serving>,
     options: Option<access_times::Watch>,
 }
@@ -146,7 +145,7 @@ pub fn mount(
         }
         None => None,
     };
-    let workers = device::start_workers(&channel, workers, own_channels, &filesystem, &nodes)
+    let workers = device::Workers::start(&channel, workers, own_channels, &filesystem, &nodes)
         .map_err(undo)?;
     tracing::info!(ring = ring.is_some(), "the kernel is ready");
     // Without the fast path, the mount works too, but slower.

@@ -428,67 +428,6 @@ fn a_device_that_hangs_delays_neither_reads_nor_syncs_on_another() {
     pair.assert_sound();
 }
 
-/// Returns the number of the daemon's threads whose names begin with `begin`.
-fn threads_named(pid: u64, begin: &str) -> usize {
-    let names = fs::read_dir(format!("/proc/{pid}/task"))
-        .expect("the daemon's threads")
-        .filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
-    names.filter(|name| name.starts_with(begin)).count()
-}
-
-#[test]
-fn more_syncs_than_workers_that_hang_on_one_device_delay_nothing_on_another() {
-    /// Syncs beyond the number of workers.
-    const MORE: usize = 8;
-    let pair = Pair::filled();
-    let pid = pair.stat()["pid"].as_u64().expect("a process id");
-    let threads = threads_named(pid, "mount-");
-    let syncs = threads_named(pid, "mount-worker-") + MORE;
-    let files: Vec<File> = (0..syncs)
-        .map(|n| {
-            let file = File::create(pair.y().join(format!("f{n}"))).expect("create");
-            // Too large for the journal, so the page that changes is overwritten on the device, by the thread that syncs.
-            let contents = pattern(n as u64, 20 * 4096);
-            file.write_all_at(&contents, 0).expect("write");
-            file.sync_all().expect("fsync");
-            file.write_all_at(&[n as u8; 4096], 0).expect("write");
-            file
-        })
-        .collect();
-    pair.order("/b write hang\n");
-    std::thread::scope(|scope| {
-        let lift = Lift(&pair);
-        let slow: Vec<_> = files
-            .iter()
-            .map(|file| scope.spawn(|| file.sync_data()))
-            .collect();
-        // One more than the syncs that found no idle thread is idle again.
-        wait_until("each sync has a thread", || {
-            threads_named(pid, "mount-") > threads + MORE
-        });
-        for number in 0..20 {
-            let path = pair.x().join(format!("new{number}"));
-            synced(&path, number).expect("a durable file");
-            assert_holds(&path, number);
-        }
-        assert!(slow.iter().all(|sync| !sync.is_finished()));
-        drop(lift);
-        for sync in slow {
-            sync.join()
-                .expect("no panic")
-                .expect("a sync that was only slow");
-        }
-    });
-    drop(files);
-    // Requests end the threads that are too many.
-    wait_until("the further threads have ended", || {
-        let _ = fs::metadata(pair.x());
-        threads_named(pid, "mount-") <= threads
-    });
-    pair.umount();
-    pair.assert_sound();
-}
-
 #[test]
 fn duplicates_of_a_descriptor_report_a_failed_write_once_and_another_descriptor_reports_it_too() {
     let pair = Pair::filled();
