@@ -17,6 +17,6 @@ jericho_cache::counters! {
     slots_by_wish: AtomicU64, Events, "Slots that programs got with a read or write, without a request for them.";
     mapped_kept: AtomicU64, Events, "Records of pages changed while the kernel could have them for a mapping.";
     mapped_forgotten: AtomicU64, Events, "Records of such pages that were discarded because there were too many.";
-    requests: Sharded, Events, "Requests of the kernel that want an answer, through the device and the FUSE ring.";
+    requests: Sharded, Events, "Requests of the kernel that want an answer.";
     ring_helped: AtomicU64, Events, "Requests that a thread of the FUSE ring passed to a helper thread.";
 }

@@ -7,7 +7,7 @@ use crate::again;
 fn every_program_has_the_same_result_under_run() {
     // The list names the tests that do not run again. `idle` tests the daemon alone. `threads` tests migration by the daemon, which
     // does not happen under `jericho run`. `coherent`, `overlapping` and one test of `halves` need programs without the library
-    // beside programs with it. The others use `jericho run` themselves.
+    // beside programs with it. One test of `syncs` counts the requests of writes. The others use `jericho run` themselves.
     again::cases_again(&[
         "under_run::",
         "idle::",
@@ -21,5 +21,6 @@ fn every_program_has_the_same_result_under_run() {
         "overlapping::",
         "appends::",
         "halves::an_inline_write",
+        "syncs::stat_counts",
     ]);
 }
