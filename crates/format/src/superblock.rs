@@ -376,6 +376,12 @@ impl Superblock {
         }
     }
 
+    /// Returns the regions of a slice, in order. The superblock was validated.
+    pub fn regions_of(&self, slice: &SliceEntry) -> &[RegionEntry] {
+        let first = usize::from(slice.first_region.get());
+        &self.regions[first..first + usize::from(slice.regions.get())]
+    }
+
     /// Returns the device on which a slice has its journal and its first blocks.
     pub fn first_device_of(&self, slice: &SliceEntry) -> Option<u16> {
         let first = self.regions.get(usize::from(slice.first_region.get()));
@@ -531,10 +537,8 @@ impl Superblock {
 
     /// Returns the device and block of a range of a slice, if one region contains it. The regions were validated.
     fn place(&self, slice: &SliceEntry, first: u64, blocks: u64) -> Option<(u16, u64)> {
-        let from = usize::from(slice.first_region.get());
-        let regions = &self.regions[from..from + usize::from(slice.regions.get())];
         let mut skip = first;
-        for region in regions {
+        for region in self.regions_of(slice) {
             match skip.checked_sub(region.blocks.get()) {
                 Some(rest) => skip = rest,
                 None => {

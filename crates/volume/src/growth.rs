@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::superblock::{
-    CHUNK_BY_FORMAT, HEAD_BLOCKS, REGIONS_MAX, RegionEntry, SliceEntry, Superblock,
+    CHUNK_BY_FORMAT, HEAD_BLOCKS, REGIONS_MAX, RegionEntry, Superblock,
 };
 use zerocopy::byteorder::little_endian::{U16, U64};
 
@@ -31,10 +31,6 @@ pub(crate) fn first_devices(superblock: &Superblock, device: u16) -> Vec<u16> {
 
 /// Returns the slices that have space on a device, and the first block of the device after all its parts.
 fn parts_of(superblock: &Superblock, device: u16) -> (Vec<usize>, u64) {
-    let regions_of = |slice: &SliceEntry| {
-        let first = usize::from(slice.first_region.get());
-        &superblock.regions[first..first + usize::from(slice.regions.get())]
-    };
     let on_it = |region: &&RegionEntry| region.device.get() == device;
     let end_of = |region: &RegionEntry| region.first_block.get() + region.blocks.get();
     let region_ends = superblock.regions.iter().filter(on_it).map(end_of);
@@ -49,13 +45,12 @@ fn parts_of(superblock: &Superblock, device: u16) -> (Vec<usize>, u64) {
     let ends = region_ends.chain(chunk_ends).chain(journal_ends);
     let end = ends.fold(HEAD_BLOCKS, u64::max);
     let continues = |slice: &usize| {
-        let last = regions_of(&superblock.slices[*slice]).last();
+        let last = superblock.regions_of(&superblock.slices[*slice]).last();
         last.is_some_and(|r| on_it(&r) && end_of(r) == end)
     };
     let has_space = |slice: &usize| {
-        regions_of(&superblock.slices[*slice])
-            .iter()
-            .any(|r| on_it(&r))
+        let regions = superblock.regions_of(&superblock.slices[*slice]);
+        regions.iter().any(|r| on_it(&r))
     };
     let mut slices: Vec<usize> = (0..superblock.slices.len()).filter(has_space).collect();
     // The slice whose last region ends here gets the first of the new blocks, so that the region gets longer and the table does not.
@@ -101,9 +96,7 @@ pub(crate) fn grow_device(
     let mut entries = superblock.slices.clone();
     let mut containers = 0;
     for (index, slice) in entries.iter_mut().enumerate() {
-        let own_first = usize::from(slice.first_region.get());
-        let own = own_first..own_first + usize::from(slice.regions.get());
-        let mut own = superblock.regions[own].to_vec();
+        let mut own = superblock.regions_of(slice).to_vec();
         if let Some(turn) = slices.iter().position(|s| *s == index) {
             let from = first + turn as u64 * share;
             append(&mut own, device, from..from + share);

@@ -33,7 +33,7 @@ pub(crate) fn merge(
     let stores = first.stores();
     for index in 0..first.slices.len() {
         let counting = copies.counting(index);
-        let regions = regions_of(counting, index);
+        let regions = counting.regions_of(&counting.slices[index]);
         merged.slices.push(SliceEntry {
             first_region: U16::new(merged.regions.len() as u16),
             ..counting.slices[index]
@@ -87,7 +87,7 @@ impl<'a> Copies<'a> {
     fn counting(&self, slice: usize) -> &'a Superblock {
         let place = |copy: &Superblock| {
             let entry = copy.slices.get(slice)?;
-            let region = regions_of(copy, slice).first();
+            let region = copy.regions_of(entry).first();
             let begin = region.map(|r| (r.device.get(), r.first_block.get()));
             Some((begin, entry.journal_first_block.get()))
         };
@@ -105,7 +105,7 @@ impl<'a> Copies<'a> {
     fn blocks_of(&self, merged: &Superblock, device: usize) -> u64 {
         let first = &self.first.devices[device];
         let has_space = |slice: &usize| {
-            let mut regions = regions_of(merged, *slice).iter();
+            let mut regions = merged.regions_of(&merged.slices[*slice]).iter();
             regions.any(|region| usize::from(region.device.get()) == device)
         };
         let blocks = |slice: usize| {
@@ -118,12 +118,6 @@ impl<'a> Copies<'a> {
         let end = end_of_parts(merged, device);
         least.unwrap_or(first.blocks.get()).max(end)
     }
-}
-
-fn regions_of(superblock: &Superblock, slice: usize) -> &[RegionEntry] {
-    let entry = &superblock.slices[slice];
-    let first = usize::from(entry.first_region.get());
-    &superblock.regions[first..first + usize::from(entry.regions.get())]
 }
 
 /// Returns the end of the last region on a device.

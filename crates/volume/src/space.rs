@@ -67,10 +67,8 @@ impl SliceSpace {
 /// Returns the space of each slice of a volume.
 pub(crate) fn slices_of(superblock: &Superblock) -> Vec<SliceSpace> {
     let of = |(id, slice): (usize, &jericho_format::superblock::SliceEntry)| {
-        let first = usize::from(slice.first_region.get());
         let mut slice_first = 0;
-        let regions = superblock.regions[first..first + usize::from(slice.regions.get())]
-            .iter()
+        let regions = (superblock.regions_of(slice).iter())
             .map(|region| {
                 let here = SliceRegion {
                     slice_first,
