@@ -122,8 +122,9 @@ impl Fs {
             *self.discarder.lock() = Some(discarder);
         }
         if core.has_checksums() && !core.options.read_only {
-            scrubber::prepare(core);
-            let scrubber = start("scrubber", Box::new(scrubber::run))?;
+            let pass = scrubber::prepare(core);
+            let scrub = move |core: &Core| scrubber::run(core, pass);
+            let scrubber = start("scrubber", Box::new(scrub))?;
             *self.scrubber.lock() = Some(scrubber);
         }
         for shard in core.shards.map().all().iter() {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// What is known of the passes.
+/// What the passes of this mount and of earlier ones have found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScrubStatus {
     /// Bytes that are read in a second; 0: none.

@@ -23,6 +23,7 @@ use crate::data::extents::Map;
 use crate::data::share::Share;
 use crate::error::Error;
 use crate::inode::{File, Inode, Meta};
+use crate::logged::LoggedPages;
 use crate::shard::{ShardId, ShardSet};
 use crate::store::Change;
 use crate::types::{Ino, Kind, SliceId};
@@ -390,20 +391,23 @@ impl<'s, 'a> Sealing<'s, 'a> {
         (map.size_for_batch(committed, size), Some(held))
     }
 
+    /// Returns the images of a file's shard if the volume has checksums: image and checksum of a page must be in one batch.
+    fn images_to_hold(&self, ino: Ino) -> Option<&LoggedPages> {
+        let shard = self.core.shards.map().of_ino(ino);
+        let logged = self.core.allocator.logged_of(shard);
+        self.core.has_checksums().then_some(logged)
+    }
+
     /// Has the images of a file's pages wait if the batch leaves the file's checksums as they were.
     fn hold_images(&self, ino: Ino, is_held: bool) {
-        if self.core.has_checksums() {
-            let shard = self.core.shards.map().of_ino(ino);
-            let logged = self.core.allocator.logged_of(shard);
+        if let Some(logged) = self.images_to_hold(ino) {
             logged.hold(ino, is_held);
         }
     }
 
-    /// Has the images of the pages of a file wait that the batch leaves as they were: image and checksum of a page are in one batch.
+    /// Has the images of those pages of a file wait that the batch leaves as they were.
     fn hold_images_left(&self, ino: Ino, map: &Map) {
-        if self.core.has_checksums() {
-            let shard = self.core.shards.map().of_ino(ino);
-            let logged = self.core.allocator.logged_of(shard);
+        if let Some(logged) = self.images_to_hold(ino) {
             logged.hold_left(ino, |page| map.is_left(page));
         }
     }

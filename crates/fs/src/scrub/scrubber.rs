@@ -40,14 +40,15 @@ fn now_s() -> u64 {
     now.map_or(0, |now| now.as_secs())
 }
 
-/// Tells what earlier mounts have found, before the thread begins.
-pub(crate) fn prepare(core: &Core) {
-    Pass::resumed(core).tell(core);
+/// Returns the pass with which the thread begins. Tells what earlier mounts have found.
+pub(crate) fn prepare(core: &Core) -> Pass {
+    let pass = Pass::resumed(core);
+    pass.tell(core);
+    pass
 }
 
 /// Runs the thread.
-pub(crate) fn run(core: &Core) {
-    let mut pass = Pass::resumed(core);
+pub(crate) fn run(core: &Core, mut pass: Pass) {
     while core.scrub.sleep(|rate| pass.pause(rate)) {
         pass.owed_bytes = 0;
         if let Err(error) = pass.step(core) {
@@ -64,7 +65,7 @@ pub(crate) fn run(core: &Core) {
 }
 
 /// The place of a pass.
-struct Pass {
+pub(crate) struct Pass {
     ino: Ino,
     page: u64,
     /// Extents of `ino` were read.
