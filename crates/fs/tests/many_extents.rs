@@ -438,20 +438,3 @@ fn a_full_volume_takes_as_much_again_at_once_after_many_extents_were_removed_or_
         mount.remount();
     }
 }
-
-#[test]
-fn symbolic_links_with_long_targets_are_committed_before_a_batch_is_long() {
-    let mount = Mount::new(16 << 30);
-    let target = vec![b'x'; 4000];
-    for number in 0..10_000 {
-        let name = format!("link-{number}");
-        let fs = mount.fs();
-        let attr = fs.symlink(ROOT, name.as_bytes(), &target, CALLER);
-        fs.forget(attr.unwrap().ino, 1);
-    }
-    let (longest, journal) = mount.fs().longest_batch_bytes();
-    assert!(
-        longest > 0 && longest <= journal / 8,
-        "{longest} of {journal}"
-    );
-}

@@ -16,6 +16,7 @@ const ALONE_BYTES_MAX: u64 = 16 << 10;
 const FILES: usize = 20_000;
 /// Dirty pages of other files: below the tenth of the cache at which the evictor begins to write back.
 const DIRTY_PAGES: usize = 90;
+
 /// Creates files, as threads that do not sync.
 fn create_files(mount: &Mount, prefix: &str, count: usize) {
     for number in 0..count {
