@@ -2,8 +2,8 @@
 //!
 //! Usage: cargo run --release -p jericho-fs --example creates -- DIR [ROUNDS] [FILES]
 //!
-//! The devices are files in DIR, which are removed at the end. Each thread is bound to a CPU of its own and creates FILES files in a new directory of its slice. The sides of a
-//! round run in turn:
+//! The devices are files in DIR, which are removed at the end. Each thread is bound to a CPU of its own and creates FILES files in a new
+//! directory of its slice. The sides of a round run in turn:
 //!
 //! - one: one thread in slice 0
 //! - two: two threads, one in each slice of one volume

@@ -123,7 +123,8 @@ fn judge(stores: &[StoreRef], all: &[Option<Recovered>], recovered: &Recovered) 
                 Some(false) => return Ok(Verdict::Drop),
                 None => {
                     let what = format!(
-                        "the last operation of a slice also changed slice {at}, too many mounts ago to know whether slice {at} has its part; run jericho check --repair, which undoes the operation"
+                        "the last operation of a slice also changed slice {at}, too many mounts ago to know whether slice {at} has its part; run \
+                         jericho check --repair, which undoes the operation"
                     );
                     verdict = Verdict::Unknown(Error::Journal(what.into()));
                 }

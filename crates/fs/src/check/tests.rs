@@ -25,7 +25,8 @@ const REPAIR: CheckOptions = CheckOptions {
     force: false,
 };
 
-/// Room for one or two inodes, for two directories, for one container, and for one extent of each store, so that the sample needs several windows of all kinds.
+/// Room for one or two inodes, for two directories, for one container, and for one extent of each store, so that the sample needs several
+/// windows of all kinds.
 const TINY: Limits = Limits {
     index_bytes: 1,
     directories_bytes: 40,

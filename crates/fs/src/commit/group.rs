@@ -183,8 +183,8 @@ fn append_linked(batches: &mut [Linked<'_>]) -> Result<()> {
         .try_for_each(|linked| linked.append(all))
 }
 
-/// Makes durable what was written to the slices of these shards before the call. An error ends the changes of the shards on the
-/// failed device.
+/// Flushes the devices of these shards, so that every write to their slices that ended before the call is durable. If a device fails its
+/// flush, ends the changes of the shards on it.
 pub(super) fn flush(core: &Core, data: ShardSet) -> Result<()> {
     core.flushes.flush(core.devices_of(data)).map_err(|error| {
         let error = Error::from(error);

@@ -221,7 +221,7 @@ impl Store {
     }
 }
 
-/// Records what was tried to find room for a transaction.
+/// What a checkpoint has done so far to find room for a transaction.
 #[derive(Default)]
 struct Effort {
     /// Spare pages asked for.
