@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use jericho_metadata::errno::EROFS;
+use jericho_metadata::stores;
 use jericho_storage::Device;
 use jericho_volume::{AddError, Added, FormatOptions, Volume, VolumeError, VolumeLock};
 
-use crate::errno::EROFS;
 use crate::error::Error;
 use crate::fs::Fs;
-use crate::stores;
 
 /// Memory for the pages of a new store.
 const STORE_CACHE_BYTES: usize = 8 << 20;

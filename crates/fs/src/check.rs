@@ -34,6 +34,9 @@ use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::label::LabelState;
+use jericho_metadata::alloc::Allocator;
+use jericho_metadata::store::Store;
+use jericho_metadata::store::region::Region;
 use jericho_storage::{Device, OpenOptions, open_device};
 use jericho_volume::labels;
 use jericho_volume::superblocks::{Superblocks, read_copies};
@@ -47,10 +50,7 @@ use self::pass::{Pass, pass};
 pub use self::progress::{Progress, Stage};
 use self::reads::{LastRead, Reads};
 use self::stores::{Stores, Subject};
-use crate::alloc::Allocator;
 use crate::error::Error;
-use crate::store::Store;
-use crate::store::region::Region;
 
 /// Options of a check.
 #[derive(Clone, Copy, Debug, Default)]

@@ -34,14 +34,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use jericho_metadata::errno::ESHUTDOWN;
+use jericho_metadata::shard::ShardSet;
+use jericho_metadata::store::{Change, weight_of};
 use jericho_volume::Blocks;
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 
-use crate::errno::ESHUTDOWN;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
-use crate::shard::ShardSet;
-use crate::store::{Change, weight_of};
 use crate::types::{Done, Ino, Kind, TARGET_MAX};
 
 /// A batch of this many changes is committed at once, on a machine with much memory.
@@ -483,7 +483,7 @@ impl Commits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::errno::ENOSPC;
+    use jericho_metadata::errno::ENOSPC;
 
     #[test]
     fn each_change_of_room_for_changes_is_logged_once() {

@@ -8,6 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use jericho_cache::Slice;
+use jericho_metadata::numbers::Numbers;
+use jericho_metadata::store::{Change, CheckpointNeed};
+use jericho_metadata::stores;
 use jericho_volume::Volume;
 use parking_lot::Mutex;
 
@@ -21,12 +24,9 @@ use crate::discard::{Discards, discarder};
 use crate::error::{Error, Result};
 use crate::flushes::DataFlushes;
 use crate::hosts::Hosts;
-use crate::numbers::Numbers;
 use crate::objects::AllObjects;
 use crate::scrub::{Scrub, ScrubStatus, scrubber};
 use crate::shards::Shards;
-use crate::store::{Change, CheckpointNeed};
-use crate::stores;
 use crate::table::Table;
 use crate::types::*;
 

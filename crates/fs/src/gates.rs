@@ -6,10 +6,11 @@
 
 use std::cell::Cell;
 
+use jericho_metadata::shard::{ShardId, ShardSet};
+
 use crate::commit::Gate;
 use crate::core::Core;
 use crate::error::Result;
-use crate::shard::{ShardId, ShardSet};
 use crate::types::{Ino, SliceId};
 
 /// Gates that are held.

@@ -1,8 +1,8 @@
 //! Grows a mounted volume.
 
+use jericho_metadata::errno::EROFS;
 use jericho_volume::{GrowError, GrowRequest, GrownDevice};
 
-use crate::errno::EROFS;
 use crate::error::Error;
 use crate::fs::Fs;
 

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use jericho_cache::Slice;
 use jericho_format::sums::Group;
+use jericho_metadata::alloc::{Allocator, Blocks};
+use jericho_metadata::shard::{ShardId, ShardMap};
 use jericho_volume::Volume;
 use parking_lot::Mutex;
 
-use crate::alloc::{Allocator, Blocks};
 use crate::error::{Error, Result};
 use crate::inode::{FileHost, Inode};
-use crate::shard::{ShardId, ShardMap};
 use crate::types::{Ino, SliceId};
 
 /// The references of all shards.

@@ -10,10 +10,11 @@ use std::sync::{Arc, Weak};
 
 use jericho_cache::Slice;
 use jericho_format::sums::Group;
+use jericho_metadata::alloc::Allocator;
+use jericho_metadata::store::InodeRecord;
 use jericho_volume::{Blocks, SliceId, Volume};
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use crate::alloc::Allocator;
 use crate::data::extents::Map;
 use crate::data::write_errors::WriteErrors;
 use crate::data::writers::Writers;
@@ -21,7 +22,6 @@ use crate::error::Error;
 use crate::names::known_privileges::KnownPrivileges;
 use crate::names::overlay::Overlay;
 use crate::objects::ObjectNumber;
-use crate::store::InodeRecord;
 use crate::times::to_system;
 use crate::types::{Attr, Ino, Kind};
 

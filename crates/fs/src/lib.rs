@@ -26,8 +26,6 @@ mod times;
 pub mod types;
 
 pub use jericho_metadata::format;
-// So `crate::store` is the module of `jericho_metadata`.
-use jericho_metadata::{alloc, errno, logged, numbers, shard, store, stores};
 
 pub use data::file::Writing;
 pub use data::layout::Layout;

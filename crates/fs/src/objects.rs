@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use jericho_cache::Slice;
 use jericho_format::OBJECT_MAX;
+use jericho_metadata::errno::ENFILE;
+#[cfg(test)]
+use jericho_metadata::shard::ShardId;
+use jericho_metadata::shard::ShardMap;
 use parking_lot::RwLock;
 
-use crate::errno::ENFILE;
 use crate::error::Result;
 use crate::ino_map::InoMap;
-#[cfg(test)]
-use crate::shard::ShardId;
-use crate::shard::ShardMap;
 use crate::types::Ino;
 
 /// Fewest files that get a number between two sweeps.

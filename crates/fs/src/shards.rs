@@ -1,11 +1,12 @@
 //! The shards of an open volume, with what each of them has.
 
+use jericho_metadata::numbers::InodeCount;
+use jericho_metadata::shard::{ShardId, ShardMap, ShardSet};
+use jericho_metadata::store::StoreRef;
+
 use crate::commit::Commits;
 use crate::commit::checkpoints::Checkpoints;
 use crate::error::Result;
-use crate::numbers::InodeCount;
-use crate::shard::{ShardId, ShardMap, ShardSet};
-use crate::store::StoreRef;
 use crate::types::{Ino, SliceId};
 
 /// A shard of an open volume. Has cache lines of its own.

@@ -8,12 +8,12 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use jericho_metadata::shard::{ShardId, ShardMap};
 use parking_lot::Mutex;
 
 use crate::error::Result;
 use crate::ino_map::InoMap;
 use crate::inode::Inode;
-use crate::shard::{ShardId, ShardMap};
 use crate::types::Ino;
 
 /// Number of parts of the table, each with a lock of its own, for a volume with one shard. With more shards each has at least

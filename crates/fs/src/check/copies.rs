@@ -5,12 +5,12 @@ use std::fmt::Display;
 use jericho_format::PAGE_BYTES;
 use jericho_format::journal::{HEADER_COPIES, JournalHeader, JournalHeaderError};
 use jericho_format::superblock::SuperblockError;
+use jericho_metadata::stores;
 use jericho_storage::{BLOCK_BYTES, IoError};
 use jericho_volume::Volume;
 use jericho_volume::superblocks::Copies;
 
 use super::findings::{Finding, Severity};
-use crate::stores;
 
 /// Returns the finding for an unusable copy. A crash may tear the copy that is being written. The other copy counts then, and the next
 /// write repairs this one.

@@ -1,14 +1,14 @@
 //! Checks the numbers that save a mount from counting: the marks of the inode numbers, and the number of inodes of each store.
 
 use jericho_format::record::{INO_COUNTER_BITS, INODES_NAME, ino_mark_name, ino_of};
+use jericho_metadata::numbers::mark_after;
+use jericho_metadata::store::codec;
+use jericho_metadata::store::tables::{Row, Table};
 
 use super::findings::Found;
 use super::inodes::Numbers;
 use super::stores::{Range, Stores, Subject};
 use crate::error::Result;
-use crate::numbers::mark_after;
-use crate::store::codec;
-use crate::store::tables::{Row, Table};
 use crate::types::{Ino, SliceId};
 
 /// What the stores say about the inode numbers and the numbers of inodes.

@@ -8,6 +8,9 @@ use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::sums::{Group, Sum, checksum, place_of};
+use jericho_metadata::shard::ShardId;
+use jericho_metadata::store::tables::{Table, block_key};
+use jericho_metadata::store::{Extent, Image, codec};
 use jericho_storage::{AlignedBuffer, Device};
 use jericho_volume::{DeviceOverlay, OpenMode, Volume, VolumeError};
 use parking_lot::Mutex;
@@ -21,9 +24,6 @@ use super::{CheckOptions, Finding, Progress, Report, Severity, Stage, check_with
 use crate::data::extents::At;
 use crate::data::summed::place_name;
 use crate::error::Error;
-use crate::shard::ShardId;
-use crate::store::tables::{Table, block_key};
-use crate::store::{Extent, Image, codec};
 use crate::types::Ino;
 
 /// Most pages of one read: 1 MiB.

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use jericho_format::PAGE_MAX;
+use jericho_metadata::store::tables::Table;
+use jericho_metadata::store::{Extent, codec};
 use jericho_volume::Volume;
 
 use super::findings::{FIXES_MAX, Found, show_key};
@@ -11,8 +13,6 @@ use super::index::{Index, Part};
 use super::parallel::in_parallel;
 use super::stores::{Range, Subject};
 use crate::error::Result;
-use crate::store::tables::Table;
-use crate::store::{Extent, codec};
 use crate::types::{Ino, Kind, SliceId};
 
 /// Extents that the repair removes, by inode and page.

@@ -1,7 +1,7 @@
 //! What a check finds, and the rows that would put it right. Both take a bounded amount of memory.
 
-use crate::shard::ShardId;
-use crate::store::tables::{Row, Table};
+use jericho_metadata::shard::ShardId;
+use jericho_metadata::store::tables::{Row, Table};
 
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

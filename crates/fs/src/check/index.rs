@@ -6,8 +6,8 @@
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use jericho_format::record;
+use jericho_metadata::shard::{ShardId, ShardMap};
 
-use crate::shard::{ShardId, ShardMap};
 use crate::types::{Ino, Kind};
 
 /// Bits of `Chunk::flags` with the index of the kind in `KINDS`.

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use jericho_format::FILE_BYTES_MAX;
 use jericho_format::record::{self, key_number, parts_of_ino};
+use jericho_metadata::store::tables::Table;
+use jericho_metadata::store::{InodeRecord, codec};
 
 use super::findings::{Found, Severity, show_key};
 use super::index::{Index, Part, Place};
@@ -12,8 +14,6 @@ use super::parallel::in_parallel;
 use super::stores::{Range, Subject};
 use crate::error::Result;
 use crate::format;
-use crate::store::tables::Table;
-use crate::store::{InodeRecord, codec};
 use crate::types::{Ino, Kind, ROOT, SliceId};
 
 /// Counts and greatest numbers of the inodes of a volume.

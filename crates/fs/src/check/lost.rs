@@ -1,13 +1,13 @@
 //! Gives inodes without a path from the root a name in /lost+found.
 
 use jericho_format::record;
+use jericho_metadata::store::codec;
+use jericho_metadata::store::tables::Table;
 
 use super::findings::Found;
 use super::stores::{Range, Subject};
 use crate::error::{Error, Result};
 use crate::format;
-use crate::store::codec;
-use crate::store::tables::Table;
 use crate::types::{Ino, Kind, ROOT};
 
 /// Directory that takes the inodes without a path from the root.

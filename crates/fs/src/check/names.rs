@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 
 use jericho_format::record::{self, key_number};
+use jericho_metadata::shard::ShardId;
+use jericho_metadata::store::tables::Table;
+use jericho_metadata::store::{Entry, codec};
 
 use super::findings::{FIXES_MAX, Found, show};
 use super::index::{Index, Lookup, Part, Place};
 use super::parallel::in_parallel;
 use super::stores::{Range, Subject};
 use crate::error::Result;
-use crate::shard::ShardId;
-use crate::store::tables::Table;
-use crate::store::{Entry, codec};
 use crate::types::{Ino, Kind, ROOT};
 
 /// An entry that names a directory, which records another parent.

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use jericho_metadata::store::codec;
+use jericho_metadata::store::tables::Table;
+
 use super::stores::{Range, Stores};
 use crate::error::Result;
-use crate::store::codec;
-use crate::store::tables::Table;
 use crate::types::{Ino, Kind, ROOT};
 
 /// Most directories above all wanted inodes. Inodes for which there are more get no path.

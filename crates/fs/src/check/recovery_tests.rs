@@ -1,13 +1,12 @@
 use jericho_format::PAGE_BYTES;
+use jericho_metadata::store::{Change, StoreRef};
+use jericho_metadata::testing::{
+    MemoryDevice, file_batch, formatted, open_first, opened, take_room,
+};
 use jericho_volume::OpenMode;
 
 use super::*;
 use crate::check::{CheckOptions, Severity, check_devices};
-use crate::store::Change;
-use crate::store::StoreRef;
-use jericho_metadata::testing::{
-    MemoryDevice, file_batch, formatted, open_first, opened, take_room,
-};
 
 fn opened_for_reading(device: &Arc<MemoryDevice>) -> Volume {
     Volume::open_from_devices(vec![device.clone()], OpenMode::READ).unwrap()

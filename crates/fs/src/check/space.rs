@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use jericho_format::record;
 use jericho_format::superblock::CHUNK_BY_FORMAT;
+use jericho_metadata::alloc::Blocks;
+use jericho_metadata::store::codec;
+use jericho_metadata::store::tables::{Table, container_key};
 use parking_lot::Mutex;
 
 use super::extents::possible;
@@ -12,10 +15,7 @@ use super::findings::{FIXES_MAX, Found, Severity, show_key};
 use super::parallel::in_parallel;
 use super::stores::{Range, Subject};
 use super::window::{Piece, Window, pieces};
-use crate::alloc::Blocks;
 use crate::error::Result;
-use crate::store::codec;
-use crate::store::tables::{Table, container_key};
 use crate::types::{Ino, SliceId};
 
 /// A range of blocks: slice, first block, block after the last one.

@@ -4,6 +4,9 @@
 //! repair removes them.
 
 use jericho_format::record::{ino_mark_name, key_number};
+use jericho_metadata::shard::{ShardId, ShardMap};
+use jericho_metadata::store::tables::{Row, Table};
+use jericho_metadata::store::{Change, StoreRef};
 use jericho_volume::Volume;
 
 use super::findings::{Fix, Found, show_key};
@@ -11,9 +14,6 @@ use super::limits::Limits;
 use super::progress::Progress;
 use crate::core::TURN_NAME;
 use crate::error::Result;
-use crate::shard::{ShardId, ShardMap};
-use crate::store::tables::{Row, Table};
-use crate::store::{Change, StoreRef};
 use crate::types::{ROOT, SliceId};
 
 /// Number of rows after which `Progress` is changed.

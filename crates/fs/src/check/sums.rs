@@ -7,15 +7,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jericho_format::record::{extent_key, sums_key};
 use jericho_format::sums::{GROUP_PAGES, Group, Sum, place_of};
+use jericho_metadata::shard::ShardId;
+use jericho_metadata::store::codec;
+use jericho_metadata::store::tables::Table;
 
 use super::extents::possible;
 use super::findings::{Found, show_key};
 use super::parallel::in_parallel;
 use super::stores::{Range, Subject};
 use crate::error::Result;
-use crate::shard::ShardId;
-use crate::store::codec;
-use crate::store::tables::Table;
 use crate::types::Ino;
 
 /// Memory of a group in a window.

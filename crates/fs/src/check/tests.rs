@@ -1,20 +1,20 @@
 use jericho_format::sums::{self, Sum};
 use jericho_format::superblock::{FLAG_DIRTY, OwnerRecord};
 use jericho_format::{label, record};
+use jericho_metadata::alloc::Blocks;
+use jericho_metadata::store::tables::{Row, Table};
+use jericho_metadata::store::{Change, Extent, InodeRecord, codec};
+use jericho_metadata::testing::{
+    MemoryDevice, file_batch, formatted, formatted_with, open_first, opened,
+};
 use jericho_volume::FormatOptions;
 use zerocopy::FromZeros;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
 use super::data::check_data_within;
 use super::*;
-use crate::alloc::Blocks;
 use crate::format::{format, root};
-use crate::store::tables::{Row, Table};
-use crate::store::{Change, Extent, InodeRecord, codec};
 use crate::types::{Ino, Kind, ROOT};
-use jericho_metadata::testing::{
-    MemoryDevice, file_batch, formatted, formatted_with, open_first, opened,
-};
 
 const READ: CheckOptions = CheckOptions {
     repair: false,
@@ -229,7 +229,7 @@ fn wrong_counts_of_links_and_entries_are_found_and_repaired() {
 #[test]
 fn images_of_no_block_are_found_and_repaired() {
     let image = [7; 4096];
-    let key = |block| crate::store::tables::block_key((0, block)).to_vec();
+    let key = |block| jericho_metadata::store::tables::block_key((0, block)).to_vec();
     rows(
         "a logged page is of block",
         vec![put(Table::Logged, &key(1 << 40), &image)],
@@ -373,7 +373,7 @@ fn bitmaps_that_disagree_with_the_extents_are_found_and_repaired() {
         "2 blocks in container 0 of slice 0 are in use but marked",
         |_| vec![Change::Free(blocks(11, 2))],
     );
-    let key = crate::store::tables::container_key(0, 0);
+    let key = jericho_metadata::store::tables::container_key(0, 0);
     rows(
         "counts 99",
         vec![put(Table::Used, &key, &99u32.to_le_bytes())],

@@ -6,11 +6,11 @@
 use std::collections::{BTreeMap, HashSet};
 
 use jericho_format::record::{self, key_number};
+use jericho_metadata::store::codec;
+use jericho_metadata::store::tables::Table;
 
 use super::stores::{Range, Subject};
 use crate::error::Result;
-use crate::store::codec;
-use crate::store::tables::Table;
 use crate::types::{Ino, Kind, ROOT};
 
 /// Returns one directory of each cycle, with its parent. `tree` has directories and their parents, in order, without the root.

@@ -3,10 +3,11 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use jericho_metadata::alloc::Blocks;
+use jericho_metadata::shard::ShardId;
+use jericho_metadata::store::tables::container_key;
+
 use super::stores::Subject;
-use crate::alloc::Blocks;
-use crate::shard::ShardId;
-use crate::store::tables::container_key;
 use crate::types::SliceId;
 
 /// Bytes that a container takes besides its bits.

@@ -1,11 +1,12 @@
 //! The thread that makes checkpoints of the metadata store, and settles images.
 
+use jericho_metadata::errno::ENOSPC;
+use jericho_metadata::shard::{ShardId, ShardSet};
+use jericho_metadata::store::CheckpointNeed;
+
 use super::checkpoints::Work;
 use crate::core::Core;
 use crate::data::settle;
-use crate::errno::ENOSPC;
-use crate::shard::{ShardId, ShardSet};
-use crate::store::CheckpointNeed;
 
 /// Runs the thread of a shard's checkpointer.
 pub fn run(core: &Core, id: ShardId) {

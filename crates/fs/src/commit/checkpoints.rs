@@ -5,9 +5,8 @@
 
 use std::time::{Duration, Instant};
 
+use jericho_metadata::store::CheckpointNeed;
 use parking_lot::{Condvar, Mutex};
-
-use crate::store::CheckpointNeed;
 
 /// Longest time for which rows are only in the journal, so that a mount after a crash has little to apply.
 const AGE_MAX: Duration = Duration::from_secs(30);

@@ -1,8 +1,9 @@
 //! The thread that commits a shard's batches when no caller does (`leader`).
 
+use jericho_metadata::errno::ESHUTDOWN;
+use jericho_metadata::shard::ShardId;
+
 use crate::core::Core;
-use crate::errno::ESHUTDOWN;
-use crate::shard::ShardId;
 
 /// Runs the thread of a shard's committer.
 pub fn run(core: &Core, shard: ShardId) {

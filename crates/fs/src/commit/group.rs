@@ -5,14 +5,14 @@
 
 use std::sync::atomic::Ordering;
 
+use jericho_metadata::errno::ENOSPC;
+use jericho_metadata::shard::{ShardId, ShardSet};
+use jericho_metadata::store::{Change, Prepared, Requirement};
 use parking_lot::MutexGuard;
 
 use super::{Cut, Waiter};
 use crate::core::Core;
-use crate::errno::ENOSPC;
 use crate::error::{Error, Result};
-use crate::shard::{ShardId, ShardSet};
-use crate::store::{Change, Prepared, Requirement};
 use crate::types::Ino;
 
 /// Most overlay entries that are dropped under one hold of a directory's lock.

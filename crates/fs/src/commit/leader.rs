@@ -7,13 +7,14 @@
 //!
 //! A thread calls callbacks when it no longer leads and holds no lock.
 
+use jericho_metadata::errno::ESHUTDOWN;
+use jericho_metadata::shard::{ShardId, ShardSet};
+
 use super::group;
 use super::seal::seal;
 use super::{Commits, Control, Waiter};
 use crate::core::Core;
-use crate::errno::ESHUTDOWN;
 use crate::error::{Error, Result};
-use crate::shard::{ShardId, ShardSet};
 
 /// Number of rounds that one caller leads at most, so that its own call ends under any load.
 const ROUNDS_MAX: usize = 16;

@@ -14,6 +14,9 @@ use std::sync::atomic::Ordering;
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::record::INODES_NAME;
+use jericho_metadata::logged::LoggedPages;
+use jericho_metadata::shard::{ShardId, ShardSet};
+use jericho_metadata::store::Change;
 use parking_lot::RwLockWriteGuard;
 
 use super::group::Group;
@@ -23,9 +26,6 @@ use crate::data::extents::Map;
 use crate::data::share::Share;
 use crate::error::Error;
 use crate::inode::{File, Inode, Meta};
-use crate::logged::LoggedPages;
-use crate::shard::{ShardId, ShardSet};
-use crate::store::Change;
 use crate::types::{Ino, Kind, SliceId};
 
 /// Seals the batch of a shard and those that must become durable with it. Appends each to the sealed batch that an earlier attempt could

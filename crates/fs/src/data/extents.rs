@@ -18,14 +18,14 @@ use std::ops::Range;
 
 use jericho_format::sums::Sum;
 use jericho_format::{PAGE_BYTES, PAGE_MAX};
+use jericho_metadata::alloc::{Allocator, Blocks};
+use jericho_metadata::shard::{ShardMap, ShardSet};
+use jericho_metadata::store::Extent;
 
-use crate::alloc::{Allocator, Blocks};
 use crate::data::ranges::Ranges;
 use crate::data::runs::{Run, Runs, Step};
 use crate::data::sums::NewSums;
 use crate::error::Result;
-use crate::shard::{ShardMap, ShardSet};
-use crate::store::Extent;
 use crate::types::SliceId;
 
 /// Largest number of pages to place at once beyond the requested ones. A large file gets long runs, but the lock is not held

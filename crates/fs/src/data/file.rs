@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, O
 use jericho_cache::{Error as CacheError, Object, PagePlace, PageRun, Slice};
 use jericho_format::PAGE_BYTES;
 use jericho_format::threads::ThreadsOfInode;
+use jericho_metadata::store::Image;
 use jericho_volume::Blocks;
 use parking_lot::{Condvar, Mutex, RwLock};
 
@@ -21,7 +22,6 @@ use crate::data::writers::{Waiting, Writers};
 use crate::error::{self, Error, Result};
 use crate::inode::{File, FileHost, Inode, Meta};
 use crate::objects::ObjectNumber;
-use crate::store::Image;
 use crate::types::{Ino, SliceId};
 
 /// Result of an operation of a cache.

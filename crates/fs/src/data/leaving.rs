@@ -9,9 +9,9 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use jericho_metadata::errno::ENOSPC;
 use parking_lot::{Condvar, Mutex};
 
-use crate::errno::ENOSPC;
 use crate::error::Result;
 use crate::types::Ino;
 
@@ -350,7 +350,7 @@ mod tests {
         // A discard may hold free blocks, so one more attempt follows.
         assert_eq!(attempts(&leaving, 2, Err(ENOSPC)), (2, true));
         assert_eq!(attempts(&leaving, 3, Err(ENOSPC)), (2, false));
-        let no_more = crate::errno::ESHUTDOWN;
+        let no_more = jericho_metadata::errno::ESHUTDOWN;
         assert_eq!(attempts(&leaving, 2, Err(no_more)), (1, false));
         assert_eq!(attempts(&leaving, 2, Ok(())), (2, true));
     }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
+use jericho_metadata::errno::*;
 
 use crate::core::{PAGES, wait};
 use crate::data::file::CacheResult;
-use crate::errno::*;
 use crate::error::{self, Result};
 use crate::fs::Fs;
 use crate::inode::File;
@@ -198,7 +198,7 @@ impl Fs {
             return;
         }
         let always = when == AccessTimes::Always as u8;
-        let is_due = |rec: &crate::store::InodeRecord| {
+        let is_due = |rec: &jericho_metadata::store::InodeRecord| {
             relatime(rec.atime_ns, rec.mtime_ns, rec.ctime_ns, now)
                 || (always && rec.atime_ns / TICK_NS != now / TICK_NS)
         };

@@ -6,8 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use jericho_format::superblock::SLICES_MAX;
-
-use crate::shard::ShardId;
+use jericho_metadata::shard::ShardId;
 
 /// The number of a batch for each shard. A volume has at most as many shards as slices.
 pub struct NewestOperations(Box<[Newest]>);

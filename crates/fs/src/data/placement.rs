@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 
 use jericho_cache::{Object, Slice};
 use jericho_format::threads::{ThreadPolicy, ThreadsOfInode};
+use jericho_metadata::errno::*;
 
 use crate::core::{Core, PAGES, wait};
 use crate::data::extents::PageState;
-use crate::errno::*;
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::inode::File;

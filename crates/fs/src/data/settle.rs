@@ -1,13 +1,13 @@
 //! Settles live images: writes them into their blocks, so that the journal can be freed.
 
 use jericho_format::PAGE_BYTES;
+use jericho_metadata::logged::Settlement;
+use jericho_metadata::shard::ShardId;
+use jericho_metadata::store::Block;
 use jericho_storage::AlignedBuffer;
 
 use crate::core::Core;
 use crate::error::Result;
-use crate::logged::Settlement;
-use crate::shard::ShardId;
-use crate::store::Block;
 
 /// Most pages of one write: 1 MiB.
 const PAGES_AT_ONCE: usize = 256;

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
+use jericho_metadata::errno::*;
 
 use crate::core::Core;
-use crate::errno::*;
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::inode::File;

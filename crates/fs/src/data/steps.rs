@@ -8,13 +8,13 @@
 use std::ops::Range;
 
 use jericho_format::PAGE_BYTES;
+use jericho_metadata::alloc::{Allocator, Blocks};
+use jericho_metadata::store::{Change, Extent};
 
-use crate::alloc::{Allocator, Blocks};
 use crate::data::extents::{Map, Row};
 use crate::data::ranges::Ranges;
 use crate::data::runs::{Run, Runs, Step};
 use crate::data::share::Share;
-use crate::store::{Change, Extent};
 use crate::types::{Ino, SliceId};
 
 /// The pages whose changes a batch takes.

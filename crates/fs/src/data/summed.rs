@@ -5,11 +5,11 @@ use std::ops::Range;
 use jericho_cache::Error as CacheError;
 use jericho_format::PAGE_BYTES;
 use jericho_format::sums::{Group, Sum, checksum, place_of};
+use jericho_metadata::errno::{EIO, ENOSPC};
 
 use crate::data::extents::{At, Map, Placing};
 use crate::data::file::{CacheResult, object_error};
 use crate::data::runs::Step;
-use crate::errno::{EIO, ENOSPC};
 use crate::error::Error;
 use crate::inode::File;
 

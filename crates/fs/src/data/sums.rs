@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
 
 use jericho_format::sums::{GROUP_PAGES, Sum, WHOLE_GONE, encode, place_of};
+use jericho_metadata::store::Change;
 
 use crate::data::ranges::Ranges;
-use crate::store::Change;
 use crate::types::Ino;
 
 /// What memory has of a page.

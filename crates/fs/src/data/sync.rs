@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use jericho_format::PAGE_BYTES;
+use jericho_metadata::shard::{ShardId, ShardSet};
 
 use crate::commit::{Waiter, leader};
 use crate::core::{Core, PAGES};
@@ -22,7 +23,6 @@ use crate::error::{self, Result};
 use crate::fs::Fs;
 use crate::inode::File;
 use crate::inode::Inode;
-use crate::shard::{ShardId, ShardSet};
 use crate::table::Table;
 use crate::types::Done;
 use crate::types::{Ino, SliceId};

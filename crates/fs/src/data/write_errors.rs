@@ -68,7 +68,7 @@ impl WriteErrors {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::errno::{ENOSPC, ESTALE};
+    use jericho_metadata::errno::{ENOSPC, ESTALE};
 
     fn errno(result: Result<()>) -> i32 {
         result.err().map_or(0, |error| error.errno())

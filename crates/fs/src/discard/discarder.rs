@@ -4,10 +4,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use jericho_format::PAGE_BYTES;
+use jericho_metadata::alloc::{Loan, LoanRequest};
 use jericho_sys::errno;
 
 use super::Stop;
-use crate::alloc::{Loan, LoanRequest};
 use crate::core::Core;
 use crate::error::Result;
 

@@ -3,9 +3,10 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use jericho_metadata::alloc::LoanRequest;
+use jericho_metadata::errno::EOPNOTSUPP;
+
 use super::discarder::{PIECE_BLOCKS, Walk};
-use crate::alloc::LoanRequest;
-use crate::errno::EOPNOTSUPP;
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::types::Trimmed;

@@ -3,14 +3,14 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use jericho_format::sums::{self, Sum};
+use jericho_metadata::store::tables::Table;
+use jericho_metadata::store::{Change, Extent};
+use jericho_metadata::testing::{MemoryDevice, formatted, formatted_with, open_first, opened};
 use jericho_volume::{Blocks, FormatOptions};
 
 use super::*;
 use crate::check::{CheckOptions, check_devices};
 use crate::core::CURSED;
-use crate::store::tables::Table;
-use crate::store::{Change, Extent};
-use jericho_metadata::testing::{MemoryDevice, formatted, formatted_with, open_first, opened};
 
 const CALLER: Caller = Caller {
     uid: 1000,

@@ -1,6 +1,7 @@
 //! POSIX access control lists in the kernel's binary form (version 2), and their relation to the mode.
 
-use crate::errno::EINVAL;
+use jericho_metadata::errno::EINVAL;
+
 use crate::error::Result;
 
 /// Name of the access ACL's attribute.

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use jericho_format::FILE_BYTES_MAX;
+use jericho_metadata::errno::*;
+use jericho_metadata::numbers::slice_of_ino;
+use jericho_metadata::store::{Change, InodeRecord};
 
 use crate::core::{Core, TURN_NAME, check_name};
-use crate::errno::*;
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::gates::Gates;
 use crate::inode::{Inode, Meta};
-use crate::numbers::slice_of_ino;
-use crate::store::{Change, InodeRecord};
 use crate::times::{from_system, now_ns};
 use crate::types::*;
 

@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::store::Entry;
+use jericho_metadata::store::Entry;
+
 use crate::types::{Ino, Kind};
 
 struct PendingEntry {

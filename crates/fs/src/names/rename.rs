@@ -6,15 +6,15 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use jericho_metadata::errno::*;
+use jericho_metadata::shard::ShardSet;
 use parking_lot::RwLockWriteGuard;
 
 use crate::core::{Core, PAGES, check_name, wait};
-use crate::errno::*;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::gates::Gates;
 use crate::inode::{Inode, Meta};
-use crate::shard::ShardSet;
 use crate::times::now_ns;
 use crate::types::{Ino, Kind, ROOT};
 

@@ -1,7 +1,8 @@
 //! Room in the metadata region for what is created.
 
+use jericho_metadata::errno::ENOSPC;
+
 use crate::core::Core;
-use crate::errno::ENOSPC;
 use crate::error::Result;
 
 impl Core {

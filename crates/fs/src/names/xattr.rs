@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use jericho_metadata::errno::*;
+use jericho_metadata::store::Change;
+
 use crate::core::Core;
-use crate::errno::*;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::{Inode, Meta, Xattr};
 use crate::names::acl::{ACCESS, Acl, DEFAULT};
 use crate::names::namespace::SETGID;
-use crate::store::Change;
 use crate::times::now_ns;
 use crate::types::{Ino, Kind};
 

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::sums::{Group, Sum, checksum, place_of};
+use jericho_metadata::store::{Change, Extent};
 use jericho_storage::AlignedBuffer;
 
 use crate::check::extents::is_possible;
@@ -13,7 +14,6 @@ use crate::data::extents::At;
 use crate::data::summed::place_name;
 use crate::error::{Error, Result};
 use crate::scrub::ScrubStatus;
-use crate::store::{Change, Extent};
 use crate::types::{Ino, ROOT};
 
 /// Pages that one read takes at most: 1 MiB.

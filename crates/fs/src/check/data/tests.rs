@@ -1,6 +1,7 @@
-use super::*;
-use crate::store::Change;
+use jericho_metadata::store::Change;
 use jericho_metadata::testing::{formatted, open_first, opened};
+
+use super::*;
 
 #[test]
 fn a_batch_has_as_many_pieces_as_the_memory_allows_and_the_next_one_goes_on_there() {

@@ -249,13 +249,13 @@ mod two_shards {
 
     use super::CALLER;
     use crate::check::{CheckOptions, check_devices};
-    use crate::errno::ENOSPC;
     use crate::error::Result;
     use crate::format::format_devices;
     use crate::fs::Fs;
-    use crate::store::region::Region;
-    use crate::store::{Change, Supply};
     use crate::types::{FsOptions, Ino, Kind, ROOT, SetAttr};
+    use jericho_metadata::errno::ENOSPC;
+    use jericho_metadata::store::region::Region;
+    use jericho_metadata::store::{Change, Supply};
 
     fn formatted() -> DeviceSet {
         let names = ["one", "two"];
