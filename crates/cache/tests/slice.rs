@@ -9,7 +9,7 @@ use std::time::Duration;
 use jericho_cache::{Config, Error, FRAMES_MIN, Grant, Intent, Object, PagePlace, PageRun, Slice};
 use jericho_shm::{Flags, Key, Writer};
 use jericho_sim::{FaultPlan, Operation, SimDevice};
-use jericho_storage::{Cause, Device, IoError};
+use jericho_storage::{Cause, Device, IoError, Layer};
 use jericho_sys::doorbell::Doorbell;
 
 const PAGE: usize = 4096;
@@ -654,18 +654,9 @@ struct Full {
     go_on: Mutex<mpsc::Receiver<()>>,
 }
 
-impl Device for Full {
-    fn name(&self) -> Arc<str> {
-        self.device.name()
-    }
-    fn size_bytes(&self) -> u64 {
-        self.device.size_bytes()
-    }
-    fn home_node(&self) -> Option<u32> {
-        None
-    }
-    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
-        self.device.read_at(offset_bytes, buf)
+impl Layer for Full {
+    fn below(&self) -> &dyn Device {
+        &*self.device
     }
     fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
         if offset_bytes == 0 {
@@ -682,18 +673,6 @@ impl Device for Full {
             let _ = self.go_on.lock().unwrap().recv();
         }
         self.device.write_at(offset_bytes, buf)
-    }
-    fn flush(&self) -> Result<(), IoError> {
-        self.device.flush()
-    }
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
-        self.device.discard(offset_bytes, length_bytes)
-    }
-    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        None
-    }
-    fn describe(&self) -> String {
-        self.device.describe()
     }
 }
 

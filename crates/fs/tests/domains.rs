@@ -2,7 +2,6 @@
 
 mod mount;
 
-use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +15,7 @@ use jericho_fs::format::format_devices;
 use jericho_fs::types::{Ino, Kind, ROOT};
 use jericho_fs::{Error, File, Fs, FsOptions, Result};
 use jericho_sim::{DeviceSet, FaultPlan, Operation, SimDevice};
-use jericho_storage::{Cause, Device, IoError, absent_device};
+use jericho_storage::{Cause, Device, IoError, Layer, absent_device};
 use jericho_volume::{FormatOptions, OpenMode, Volume};
 
 use mount::{CALLER, SLICES, pattern, start_slices};
@@ -791,34 +790,13 @@ impl ForgetsFailure {
     }
 }
 
-impl Device for ForgetsFailure {
-    fn name(&self) -> Arc<str> {
-        self.device.name()
-    }
-    fn size_bytes(&self) -> u64 {
-        self.device.size_bytes()
-    }
-    fn home_node(&self) -> Option<u32> {
-        self.device.home_node()
-    }
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), IoError> {
-        self.device.read_at(offset, buf)
-    }
-    fn write_at(&self, offset: u64, buf: &[u8]) -> std::result::Result<(), IoError> {
-        self.device.write_at(offset, buf)
+impl Layer for ForgetsFailure {
+    fn below(&self) -> &dyn Device {
+        &*self.device
     }
     fn flush(&self) -> std::result::Result<(), IoError> {
         self.fail()?;
         self.device.flush()
-    }
-    fn discard(&self, offset: u64, len: u64) -> std::result::Result<(), IoError> {
-        self.device.discard(offset, len)
-    }
-    fn queue_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-    fn describe(&self) -> String {
-        self.device.describe()
     }
 }
 

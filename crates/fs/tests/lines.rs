@@ -16,7 +16,7 @@ use std::sync::{Arc, Barrier};
 use jericho_fs::format::format_devices;
 use jericho_fs::types::{Caller, Ino, Kind, ROOT};
 use jericho_fs::{Fs, FsOptions};
-use jericho_storage::{Device, IoError, OpenOptions, open_device};
+use jericho_storage::{Device, DiscardEffect, Layer, OpenOptions, open_device};
 use jericho_volume::{FormatOptions, OpenMode, Volume};
 
 const CALLER: Caller = Caller {
@@ -45,33 +45,15 @@ const DIR: &str = "JERICHO_LINES_DIR";
 /// A device without discards: the thread that discards would be in the trace.
 struct Plain(Arc<dyn Device>);
 
-impl Device for Plain {
-    fn name(&self) -> Arc<str> {
-        self.0.name()
-    }
-    fn size_bytes(&self) -> u64 {
-        self.0.size_bytes()
-    }
-    fn home_node(&self) -> Option<u32> {
-        self.0.home_node()
-    }
-    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
-        self.0.read_at(offset_bytes, buf)
-    }
-    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
-        self.0.write_at(offset_bytes, buf)
-    }
-    fn flush(&self) -> Result<(), IoError> {
-        self.0.flush()
-    }
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
-        self.0.discard(offset_bytes, length_bytes)
+impl Layer for Plain {
+    fn below(&self) -> &dyn Device {
+        &*self.0
     }
     fn queue_fd(&self) -> Option<BorrowedFd<'_>> {
         self.0.queue_fd()
     }
-    fn describe(&self) -> String {
-        self.0.describe()
+    fn discard_effect(&self) -> DiscardEffect {
+        DiscardEffect::Nothing
     }
 }
 

@@ -569,42 +569,21 @@ struct Failing {
     fails: std::sync::Arc<std::sync::atomic::AtomicBool>,
 }
 
-impl jericho_storage::Device for Failing {
-    fn name(&self) -> std::sync::Arc<str> {
-        self.inner.name()
-    }
-    fn size_bytes(&self) -> u64 {
-        self.inner.size_bytes()
-    }
-    fn home_node(&self) -> Option<u32> {
-        None
-    }
-    fn read_at(&self, at: u64, buf: &mut [u8]) -> Result<(), jericho_storage::IoError> {
-        self.inner.read_at(at, buf)
+impl jericho_storage::Layer for Failing {
+    fn below(&self) -> &dyn jericho_storage::Device {
+        &*self.inner
     }
     fn write_at(&self, at: u64, buf: &[u8]) -> Result<(), jericho_storage::IoError> {
         match self.fails.load(std::sync::atomic::Ordering::Relaxed) {
             true => Err(jericho_storage::IoError {
                 operation: "write",
-                device: self.name(),
+                device: self.inner.name(),
                 offset_bytes: at,
                 length_bytes: buf.len() as u64,
                 cause: jericho_storage::Cause::Errno(5),
             }),
             false => self.inner.write_at(at, buf),
         }
-    }
-    fn flush(&self) -> Result<(), jericho_storage::IoError> {
-        self.inner.flush()
-    }
-    fn discard(&self, at: u64, bytes: u64) -> Result<(), jericho_storage::IoError> {
-        self.inner.discard(at, bytes)
-    }
-    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        None
-    }
-    fn describe(&self) -> String {
-        self.inner.describe()
     }
 }
 

@@ -9,7 +9,7 @@ use jericho_format::superblock::{
     CHUNK_SPARE, CHUNKS_MAX, COPY_FIRST_BLOCK, ChunkEntry, SliceEntry, Superblock,
 };
 use jericho_sim::{DeviceSet, FaultPlan, Operation, SimDevice};
-use jericho_storage::{Device, IoError, absent_device};
+use jericho_storage::{Device, IoError, Layer, absent_device};
 use jericho_volume::{
     AddError, FormatOptions, GrowRequest, OpenMode, Volume, VolumeError, add_device, format_devices,
 };
@@ -249,42 +249,15 @@ struct Growing {
     before: Mutex<Option<Hook>>,
 }
 
-impl Device for Growing {
-    fn name(&self) -> Arc<str> {
-        self.inner.name()
-    }
-    fn size_bytes(&self) -> u64 {
-        self.inner.size_bytes()
-    }
-    fn present_bytes(&self) -> Result<u64, IoError> {
-        self.inner.present_bytes()
+impl Layer for Growing {
+    fn below(&self) -> &dyn Device {
+        &*self.inner
     }
     fn grow(&self, size_bytes: u64, allocate_from: Option<u64>) -> Result<(), IoError> {
         if let Some(before) = self.before.lock().unwrap().take() {
             before();
         }
         self.inner.grow(size_bytes, allocate_from)
-    }
-    fn home_node(&self) -> Option<u32> {
-        None
-    }
-    fn read_at(&self, at: u64, buf: &mut [u8]) -> Result<(), IoError> {
-        self.inner.read_at(at, buf)
-    }
-    fn write_at(&self, at: u64, buf: &[u8]) -> Result<(), IoError> {
-        self.inner.write_at(at, buf)
-    }
-    fn flush(&self) -> Result<(), IoError> {
-        self.inner.flush()
-    }
-    fn discard(&self, at: u64, bytes: u64) -> Result<(), IoError> {
-        self.inner.discard(at, bytes)
-    }
-    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        None
-    }
-    fn describe(&self) -> String {
-        self.inner.describe()
     }
 }
 

@@ -2,12 +2,11 @@
 //!
 //! redb verifies a page as soon as it has read it, and reads each page once. So if it finds damage, the last read was of that page.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::superblock::{CHUNK_SPARE, Superblock};
-use jericho_storage::{Device, IoError};
+use jericho_storage::{Device, IoError, Layer};
 use parking_lot::Mutex;
 
 use super::progress::Progress;
@@ -90,15 +89,9 @@ impl Reads {
     }
 }
 
-impl Device for Reads {
-    fn name(&self) -> Arc<str> {
-        self.device.name()
-    }
-    fn size_bytes(&self) -> u64 {
-        self.device.size_bytes()
-    }
-    fn home_node(&self) -> Option<u32> {
-        self.device.home_node()
+impl Layer for Reads {
+    fn below(&self) -> &dyn Device {
+        &*self.device
     }
     fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
         let length_bytes = buf.len() as u64;
@@ -113,20 +106,5 @@ impl Device for Reads {
             });
         }
         self.device.read_at(offset_bytes, buf)
-    }
-    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
-        self.device.write_at(offset_bytes, buf)
-    }
-    fn flush(&self) -> Result<(), IoError> {
-        self.device.flush()
-    }
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
-        self.device.discard(offset_bytes, length_bytes)
-    }
-    fn queue_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-    fn describe(&self) -> String {
-        self.device.describe()
     }
 }

@@ -1,7 +1,6 @@
 //! Devices and journals for tests.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +8,7 @@ use jericho_format::PAGE_BYTES;
 use jericho_format::journal::SegmentHeader;
 use jericho_journal::{Journal, JournalArea, JournalVolume, Position, RecoverError};
 use jericho_sim::{Random, SimDevice};
-use jericho_storage::{Cause, Device, IoError};
+use jericho_storage::{Cause, Device, IoError, Layer};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::U32;
 
@@ -180,15 +179,9 @@ impl ProcessDevice {
     }
 }
 
-impl Device for ProcessDevice {
-    fn name(&self) -> Arc<str> {
-        self.device.name()
-    }
-    fn size_bytes(&self) -> u64 {
-        self.device.size_bytes()
-    }
-    fn home_node(&self) -> Option<u32> {
-        None
+impl Layer for ProcessDevice {
+    fn below(&self) -> &dyn Device {
+        &*self.device
     }
     fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
         self.operate("read")?;
@@ -214,14 +207,5 @@ impl Device for ProcessDevice {
         self.operate("flush")?;
         self.flushes.fetch_add(1, Ordering::Relaxed);
         self.device.flush()
-    }
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
-        self.device.discard(offset_bytes, length_bytes)
-    }
-    fn queue_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-    fn describe(&self) -> String {
-        self.device.describe()
     }
 }

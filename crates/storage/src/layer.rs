@@ -1,0 +1,104 @@
+//! Devices in front of other devices: views that count, and the devices of tests that fail.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use crate::{Device, DiscardEffect, IoError};
+
+/// A device in front of another one. An operation that it does not define passes to the device below. A durable write and a write of
+/// zeros are writes and a flush of the layer itself, so that a layer that defines these two sees all of them.
+pub trait Layer: Send + Sync {
+    /// Returns the device below.
+    fn below(&self) -> &dyn Device;
+    /// See `Device::present_bytes`.
+    fn present_bytes(&self) -> Result<u64, IoError> {
+        self.below().present_bytes()
+    }
+    /// See `Device::grow`.
+    fn grow(&self, size_bytes: u64, allocate_from: Option<u64>) -> Result<(), IoError> {
+        self.below().grow(size_bytes, allocate_from)
+    }
+    /// See `Device::read_at`.
+    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
+        self.below().read_at(offset_bytes, buf)
+    }
+    /// See `Device::write_at`.
+    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
+        self.below().write_at(offset_bytes, buf)
+    }
+    /// See `Device::flush`.
+    fn flush(&self) -> Result<(), IoError> {
+        self.below().flush()
+    }
+    /// See `Device::write_durable`.
+    fn write_durable(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
+        self.write_at(offset_bytes, buf)?;
+        self.flush()
+    }
+    /// See `Device::discard`.
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
+        self.below().discard(offset_bytes, length_bytes)
+    }
+    /// See `Device::discard_effect`.
+    fn discard_effect(&self) -> DiscardEffect {
+        self.below().discard_effect()
+    }
+    /// See `Device::queue_fd`. `None` by default, because transfers of io_uring would pass the layer by.
+    fn queue_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+impl<L: Layer> Device for L {
+    fn name(&self) -> Arc<str> {
+        self.below().name()
+    }
+    fn size_bytes(&self) -> u64 {
+        self.below().size_bytes()
+    }
+    fn present_bytes(&self) -> Result<u64, IoError> {
+        Layer::present_bytes(self)
+    }
+    fn grow(&self, size_bytes: u64, allocate_from: Option<u64>) -> Result<(), IoError> {
+        Layer::grow(self, size_bytes, allocate_from)
+    }
+    fn home_node(&self) -> Option<u32> {
+        self.below().home_node()
+    }
+    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
+        Layer::read_at(self, offset_bytes, buf)
+    }
+    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
+        Layer::write_at(self, offset_bytes, buf)
+    }
+    fn flush(&self) -> Result<(), IoError> {
+        Layer::flush(self)
+    }
+    fn write_durable(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
+        Layer::write_durable(self, offset_bytes, buf)
+    }
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
+        Layer::discard(self, offset_bytes, length_bytes)
+    }
+    fn discard_effect(&self) -> DiscardEffect {
+        Layer::discard_effect(self)
+    }
+    fn provision(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
+        self.below().provision(offset_bytes, length_bytes)
+    }
+    fn is_absent(&self) -> bool {
+        self.below().is_absent()
+    }
+    fn is_read_only(&self) -> bool {
+        self.below().is_read_only()
+    }
+    fn needs_stable_writes(&self) -> bool {
+        self.below().needs_stable_writes()
+    }
+    fn queue_fd(&self) -> Option<BorrowedFd<'_>> {
+        Layer::queue_fd(self)
+    }
+    fn describe(&self) -> String {
+        self.below().describe()
+    }
+}
