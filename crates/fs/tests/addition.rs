@@ -9,7 +9,7 @@ use jericho_fs::format::format_devices;
 use jericho_fs::types::{Caller, Ino, Kind, ROOT};
 use jericho_fs::{Fs, FsOptions};
 use jericho_sim::{DeviceSet, FaultPlan, SimDevice};
-use jericho_storage::{Device, absent_device};
+use jericho_storage::Device;
 use jericho_volume::{AddError, FormatOptions, OpenMode, Volume, VolumeError};
 
 const MIB: u64 = 1 << 20;
@@ -156,15 +156,9 @@ fn an_added_device_has_new_slices_with_its_space_that_directories_get_in_turn() 
 fn a_change_without_the_new_device_counts_when_the_device_is_back() {
     let set = made(true, 7);
     add(&set, 1).unwrap();
-    let devices = set.as_devices();
-    let part = [
-        devices[0].clone(),
-        devices[1].clone(),
-        absent_device("three", 80 * MIB),
-    ];
     // The first superblock after the addition must be newer than all that the new device has got meanwhile.
-    open(&part).mark_dirty().unwrap();
-    assert!(open(&devices).is_dirty());
+    open(&set.with_missing(&[2])).mark_dirty().unwrap();
+    assert!(open(&set.as_devices()).is_dirty());
 }
 
 #[test]
@@ -203,7 +197,7 @@ fn a_device_is_refused_if_the_volume_cannot_have_it_and_nothing_changes() {
         "{refused}"
     );
     let devices = set.as_devices();
-    let part = open(&[devices[0].clone(), absent_device("two", 80 * MIB)]);
+    let part = open(&set.with_missing(&[1])[..2]);
     let refused = add_device(&part, devices[2].clone(), Path::new("three"), 1).unwrap_err();
     assert!(refused.to_string().contains("two is missing"), "{refused}");
     let refused = add_device(

@@ -15,7 +15,7 @@ use jericho_fs::format::format_devices;
 use jericho_fs::types::{Ino, Kind, ROOT};
 use jericho_fs::{Error, File, Fs, FsOptions, Result};
 use jericho_sim::{DeviceSet, FaultPlan, Operation, SimDevice};
-use jericho_storage::{Cause, Device, IoError, Layer, absent_device};
+use jericho_storage::{Cause, Device, IoError, Layer};
 use jericho_volume::{FormatOptions, OpenMode, Volume};
 
 use mount::{CALLER, SLICES, pattern, start_slices};
@@ -243,8 +243,7 @@ fn a_device_that_fails_its_flushes_ends_the_changes_of_its_slices_only() {
 fn a_missing_device_costs_its_slices_only_and_comes_back_with_all_that_it_had() {
     for checksums in [false, true] {
         let set = filled(checksums);
-        let missing = || absent_device("two", 64 * MIB);
-        let devices: Vec<Arc<dyn Device>> = vec![set.devices()[0].clone(), missing()];
+        let devices = set.with_missing(&[1]);
         let before = set.devices()[1].digest();
         for round in 0..2 {
             let mounted = try_mount(devices.clone()).unwrap();
@@ -298,9 +297,7 @@ fn a_volume_without_the_device_of_its_root_is_refused() {
         };
         let paths = ["one", "two"].map(PathBuf::from);
         format_devices(&set.as_devices(), &paths, &options).unwrap();
-        let devices: Vec<Arc<dyn Device>> =
-            vec![set.devices()[0].clone(), absent_device("two", 64 * MIB)];
-        let error = try_mount(devices).err().unwrap();
+        let error = try_mount(set.with_missing(&[1])).err().unwrap();
         assert!(matches!(error, Error::Io(_)), "{error}");
         assert!(error.to_string().contains("two"), "{error}");
     }
@@ -316,9 +313,7 @@ fn after_a_crash_a_slice_waits_for_the_missing_one_that_its_last_operation_chang
         mounted.fs.commit().unwrap();
         let crashed = set.crash(1);
         drop(mounted);
-        let devices: Vec<Arc<dyn Device>> =
-            vec![crashed.devices()[0].clone(), absent_device("two", 64 * MIB)];
-        let mounted = try_mount(devices).unwrap();
+        let mounted = try_mount(crashed.with_missing(&[1])).unwrap();
         let x = mounted.dir("x");
         // Its part of the rename is shown, and it takes no changes.
         fails_with(2, mounted.fs.lookup(x, b"old"));
@@ -425,9 +420,7 @@ fn half_of_an_operation_does_not_count_when_the_device_with_it_comes_back_later(
         drop(mounted);
 
         // The second device is missing for one mount, in which the first one takes changes.
-        let devices: Vec<Arc<dyn Device>> =
-            vec![crashed.devices()[0].clone(), absent_device("two", 64 * MIB)];
-        let mounted = try_mount(devices).unwrap();
+        let mounted = try_mount(crashed.with_missing(&[1])).unwrap();
         let x = mounted.dir("x");
         for number in 0..5 {
             mounted.synced(x, &format!("f{number}"), number).unwrap();
@@ -479,9 +472,7 @@ fn an_orphan_beside_a_slice_that_waits_for_a_missing_one_does_not_refuse_the_mou
         let crashed = set.crash(1);
         drop(open);
         drop(mounted);
-        let mut devices = crashed.as_devices();
-        devices[2] = absent_device("three", 64 * MIB);
-        let mounted = try_mount(devices).unwrap();
+        let mounted = try_mount(crashed.with_missing(&[2])).unwrap();
         let x = mounted.dir("x");
         mounted.synced(x, "new", 3).unwrap();
     }
@@ -497,9 +488,7 @@ fn no_file_gets_blocks_of_a_slice_that_waits_for_a_missing_one() {
         mounted.fs.commit().unwrap();
         let crashed = set.crash(1);
         drop(mounted);
-        let mut devices = crashed.as_devices();
-        devices[2] = absent_device("three", 64 * MIB);
-        let mounted = try_mount(devices).unwrap();
+        let mounted = try_mount(crashed.with_missing(&[2])).unwrap();
         let x = mounted.dir("x");
         let space = mounted.fs.statfs().unwrap();
         // Fills the only slice that takes changes.
@@ -556,9 +545,7 @@ fn an_orphan_with_blocks_on_a_missing_device_does_not_refuse_the_mount() {
         mounted.synced(x, "more", 1).unwrap();
         let crashed = set.crash(1);
         drop((far, mounted));
-        let devices: Vec<Arc<dyn Device>> =
-            vec![crashed.devices()[0].clone(), absent_device("two", 64 * MIB)];
-        let mounted = try_mount(devices).unwrap();
+        let mounted = try_mount(crashed.with_missing(&[1])).unwrap();
         let x = mounted.dir("x");
         mounted.synced(x, "new", 3).unwrap();
         mounted.synced(x, "newer", 3).unwrap();
@@ -730,8 +717,7 @@ fn a_store_that_grew_while_the_other_device_missed_it_has_everything_after_a_mou
         drop(mounted);
 
         // The first device overtakes the number of the superblock that the second one has.
-        let devices: Vec<Arc<dyn Device>> =
-            vec![crashed.devices()[0].clone(), absent_device("two", 96 * MIB)];
+        let devices = crashed.with_missing(&[1]);
         let mut rounds = 0;
         let mut reached = 0;
         while reached <= last {

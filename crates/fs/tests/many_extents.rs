@@ -73,27 +73,21 @@ fn block_durable_writes<const N: usize>(
 
 /// Creates a file with many extents, makes it durable, and removes it. The removal is not durable.
 fn with_removed_file(mount: &Mount) {
-    let (ino, file) = mount.create("many");
+    let (_, file) = mount.create("many");
     preallocate(mount, &file, 0, 4 * EXTENTS);
     mount.fs().sync_all().unwrap();
-    mount.fs().unlink(ROOT, b"many").unwrap();
-    mount.fs().close_file(&file);
-    drop(file);
-    mount.fs().forget(ino, 1);
+    mount.remove("many", file);
 }
 
 #[test]
 fn the_removal_of_a_hundred_thousand_extents_takes_many_short_batches() {
     let mut mount = Mount::new(2 << 30);
     let free = mount.free();
-    let (ino, file) = mount.create("many");
+    let (_, file) = mount.create("many");
     preallocate(&mount, &file, 0, 100_000);
     mount.fs().sync_all().unwrap();
-    mount.fs().unlink(ROOT, b"many").unwrap();
-    mount.fs().close_file(&file);
-    drop(file);
     let before = mount.device.traffic();
-    mount.fs().forget(ino, 1);
+    mount.remove("many", file);
     mount.fs().commit().unwrap();
     let batches = (mount.device.traffic() - before).durable_writes;
     let (longest, _) = mount.fs().longest_batch_bytes();
@@ -126,16 +120,13 @@ fn a_truncation_of_a_hundred_thousand_extents_takes_many_short_batches() {
 fn the_first_sync_and_the_removal_of_many_extents_with_checksums_take_many_short_batches() {
     let mut mount = Mount::summed(512 << 20);
     let free = mount.free();
-    let (ino, file) = mount.create("many");
+    let (_, file) = mount.create("many");
     write_extents(&mount, &file, 1, 20_000);
     let durable_writes = || mount.device.traffic().durable_writes;
     let before = durable_writes();
     mount.fsync(&file);
     let synced = durable_writes() - before;
-    mount.fs().unlink(ROOT, b"many").unwrap();
-    mount.fs().close_file(&file);
-    drop(file);
-    mount.fs().forget(ino, 1);
+    mount.remove("many", file);
     let before = durable_writes();
     mount.fs().commit().unwrap();
     let removed = durable_writes() - before;
@@ -205,6 +196,18 @@ fn record(mount: &mut Mount) -> Arc<PowerSupply> {
     supply
 }
 
+/// Makes the file "many" durable, with many extents, and records the changes from then on. Returns the contents, and the number of the last
+/// change before.
+fn durable_then_recorded(mount: &mut Mount) -> (Vec<u8>, Arc<PowerSupply>, u64) {
+    let (_, file) = mount.create("many");
+    let contents = write_extents(mount, &file, 1, EXTENTS);
+    mount.fsync(&file);
+    drop(file);
+    let supply = record(mount);
+    let from = supply.changes();
+    (contents, supply, from)
+}
+
 /// Cuts the power at each change between `from` and `to`, and passes the volume, which must be sound, to `look`.
 fn cut_between(mount: &Mount, from: u64, to: u64, look: impl Fn(&Mount, &str)) {
     assert!(to > from + 2, "{} changes", to - from);
@@ -256,18 +259,9 @@ fn a_power_cut_between_the_steps_of_a_removal_is_followed_by_the_rest_of_it() {
     for new in [Mount::new, Mount::summed] {
         let mut mount = new(24 << 20);
         let free = mount.free();
-        let (_, file) = mount.create("many");
-        let data = write_extents(&mount, &file, 1, EXTENTS);
-        mount.fsync(&file);
-        drop(file);
-        let supply = record(&mut mount);
-        let from = supply.changes();
+        let (data, supply, from) = durable_then_recorded(&mut mount);
         let file = mount.open("many");
-        let ino = file.ino();
-        mount.fs().unlink(ROOT, b"many").unwrap();
-        mount.fs().close_file(&file);
-        drop(file);
-        mount.fs().forget(ino, 1);
+        mount.remove("many", file);
         mount.commit();
         // Takes blocks that a step has freed.
         let (_, other) = mount.create("other");
@@ -297,12 +291,7 @@ fn a_power_cut_between_the_steps_of_a_removal_is_followed_by_the_rest_of_it() {
 fn a_power_cut_between_the_steps_of_a_truncation_shows_no_truncated_bytes() {
     for new in [Mount::new, Mount::summed] {
         let mut mount = new(24 << 20);
-        let (_, file) = mount.create("many");
-        let old = write_extents(&mount, &file, 1, EXTENTS);
-        mount.fsync(&file);
-        drop(file);
-        let supply = record(&mut mount);
-        let from = supply.changes();
+        let (old, supply, from) = durable_then_recorded(&mut mount);
         let file = mount.open("many");
         mount.truncate(&file, KEPT);
         mount.truncate(&file, old.len() as u64);
@@ -343,12 +332,7 @@ fn a_power_cut_between_the_steps_of_an_fsync_shows_no_holes_in_what_was_written(
 fn a_power_cut_between_the_steps_of_a_hole_shows_old_bytes_or_zeros() {
     for new in [Mount::new, Mount::summed] {
         let mut mount = new(24 << 20);
-        let (_, file) = mount.create("many");
-        let old = write_extents(&mount, &file, 1, EXTENTS);
-        mount.fsync(&file);
-        drop(file);
-        let supply = record(&mut mount);
-        let from = supply.changes();
+        let (old, supply, from) = durable_then_recorded(&mut mount);
         let file = mount.open("many");
         let fs = mount.fs();
         fs.fallocate(&file, PUNCH_HOLE | KEEP_SIZE, 0, old.len() as u64)
@@ -415,7 +399,7 @@ fn fill(mount: &Mount, file: &Arc<File>) -> u64 {
 fn a_full_volume_takes_as_much_again_at_once_after_many_extents_were_removed_or_truncated() {
     for is_truncation in [false, true] {
         let mut mount = Mount::new(64 << 20);
-        let (ino, many) = mount.create("many");
+        let (_, many) = mount.create("many");
         preallocate(&mount, &many, 0, 2000);
         mount.truncate(&many, 4000 * PAGE);
         let (_, filler) = mount.create("filler");
@@ -424,13 +408,8 @@ fn a_full_volume_takes_as_much_again_at_once_after_many_extents_were_removed_or_
         assert!(mount.free() < 2000);
         match is_truncation {
             true => drop(mount.truncate(&many, 0)),
-            false => {
-                mount.fs().unlink(ROOT, b"many").unwrap();
-                mount.fs().close_file(&many);
-                mount.fs().forget(ino, 1);
-            }
+            false => mount.remove("many", many),
         }
-        drop(many);
         let (_, next) = mount.create("next");
         let pages = fill(&mount, &next);
         assert!(pages >= 2000, "truncation: {is_truncation}: {pages}");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use jericho_storage::Device;
+use jericho_storage::{Device, absent_device};
 
 use crate::device::SimDevice;
 use crate::random::Random;
@@ -35,6 +35,19 @@ impl DeviceSet {
     pub fn as_devices(&self) -> Vec<Arc<dyn Device>> {
         let device = |device: &Arc<SimDevice>| Arc::clone(device) as Arc<dyn Device>;
         self.devices.iter().map(device).collect()
+    }
+
+    /// Returns the devices in order, with an absent device in place of each missing one.
+    pub fn with_missing(&self, missing: &[usize]) -> Vec<Arc<dyn Device>> {
+        let device = |(index, device): (usize, Arc<dyn Device>)| match missing.contains(&index) {
+            true => absent_device(&device.name(), device.size_bytes()),
+            false => device,
+        };
+        self.as_devices()
+            .into_iter()
+            .enumerate()
+            .map(device)
+            .collect()
     }
 
     /// Returns the power supply.

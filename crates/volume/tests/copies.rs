@@ -9,7 +9,7 @@ use jericho_format::superblock::{
     CHUNK_SPARE, CHUNKS_MAX, COPY_FIRST_BLOCK, ChunkEntry, SliceEntry, Superblock,
 };
 use jericho_sim::{DeviceSet, FaultPlan, Operation, SimDevice};
-use jericho_storage::{Device, IoError, Layer, absent_device};
+use jericho_storage::{Device, IoError, Layer};
 use jericho_volume::{
     AddError, FormatOptions, GrowRequest, OpenMode, Volume, VolumeError, add_device, format_devices,
 };
@@ -34,18 +34,26 @@ fn formatted(devices: usize) -> DeviceSet {
     set
 }
 
+/// Makes a volume with a slice, which has a store, on each of the first devices of three.
+fn formatted_beside_spares(devices: usize) -> DeviceSet {
+    let set = formatted(3);
+    let options = FormatOptions {
+        slices: Some(devices as u16),
+        has_stores: Some(true),
+        force: true,
+        ..FormatOptions::default()
+    };
+    format_devices(&set.as_devices()[..devices], &[], &options, |_| Ok(())).unwrap();
+    set
+}
+
 fn open(devices: Vec<Arc<dyn Device>>) -> Volume {
     Volume::open_from_devices(devices, OpenMode::WRITE).unwrap()
 }
 
 /// Opens the volume without some of its devices.
 fn open_without(set: &DeviceSet, missing: &[usize]) -> Volume {
-    let device = |(index, device): (usize, Arc<dyn Device>)| match missing.contains(&index) {
-        true => absent_device(&device.name(), device.size_bytes()),
-        false => device,
-    };
-    let devices = set.as_devices().into_iter().enumerate();
-    open(devices.map(device).collect())
+    open(set.with_missing(missing))
 }
 
 /// Takes the chunk number `nth` from the space of a slice for its store, as the store does.
@@ -282,15 +290,8 @@ fn a_store_that_gets_longer_while_its_device_grows_keeps_its_length() {
 
 #[test]
 fn a_volume_has_an_added_device_if_the_first_device_says_so_and_whatever_others_say() {
-    let set = formatted(3);
-    let options = FormatOptions {
-        slices: Some(2),
-        has_stores: Some(true),
-        force: true,
-        ..FormatOptions::default()
-    };
+    let set = formatted_beside_spares(2);
     let devices = set.as_devices();
-    format_devices(&devices[..2], &[], &options, |_| Ok(())).unwrap();
     let add = || {
         let volume = open(devices[..2].to_vec());
         let path = PathBuf::from("three");
@@ -418,15 +419,8 @@ fn a_power_cut_in_the_middle_of_changes_keeps_all_that_were_made_durable() {
 fn a_device_is_added_while_the_volume_is_in_use() {
     for slices in [1, 2] {
         // A volume of one slice has one store, and each slice has its own afterwards.
-        let set = formatted(3);
-        let options = FormatOptions {
-            slices: Some(slices as u16),
-            has_stores: Some(true),
-            force: true,
-            ..FormatOptions::default()
-        };
+        let set = formatted_beside_spares(slices);
         let devices = set.as_devices();
-        format_devices(&devices[..slices], &[], &options, |_| Ok(())).unwrap();
         let volume = open(devices[..slices].to_vec());
         take_chunk(&volume, 0, 0).unwrap();
         for (number, device) in (slices..3).zip(&devices[slices..]) {
@@ -559,15 +553,8 @@ fn a_growth_that_only_a_device_without_a_slice_recorded_is_possible_later() {
 
 #[test]
 fn a_second_attempt_after_an_addition_failed_in_its_last_step_leaves_a_volume() {
-    let set = formatted(3);
-    let options = FormatOptions {
-        slices: Some(2),
-        has_stores: Some(true),
-        force: true,
-        ..FormatOptions::default()
-    };
+    let set = formatted_beside_spares(2);
     let devices = set.as_devices();
-    format_devices(&devices[..2], &[], &options, |_| Ok(())).unwrap();
     let volume = open(devices[..2].to_vec());
     let add = || {
         let path = PathBuf::from("three");
