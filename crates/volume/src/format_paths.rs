@@ -68,9 +68,9 @@ pub fn format(
                 return Err(VolumeError::Twice(path.clone()));
             }
             seen.push(identity);
-            locks.push(Volume::lock(path, OpenMode::WRITE)?);
-            // Another process may have formatted it before it was locked.
-            target = inspect_target(path, options)?;
+            let (lock, locked) = lock_target(path, options)?;
+            locks.push(lock);
+            target = locked;
         } else if targets.iter().any(|t: &Target| t.path == *path) {
             return Err(VolumeError::Twice(path.clone()));
         }
@@ -79,16 +79,7 @@ pub fn format(
     let spaces: Vec<Space> = targets
         .iter()
         .enumerate()
-        .map(|(index, target)| Space {
-            name: target.path.to_string_lossy().into(),
-            blocks: target.bytes / PAGE_BYTES,
-            node: options
-                .device_nodes
-                .get(index)
-                .copied()
-                .flatten()
-                .or(target.node),
-        })
+        .map(|(index, target)| target.space(options, index))
         .collect();
     check_plan(&spaces, options)?;
     let result = open_and_write(&targets, options, make_contents);
@@ -186,6 +177,12 @@ fn inspect_target(path: &Path, options: &FormatOptions) -> Result<Target, Volume
         bytes,
         node,
     })
+}
+
+/// Locks an existing target, and inspects it again: another process may have formatted it before.
+fn lock_target(path: &Path, options: &FormatOptions) -> Result<(VolumeLock, Target), VolumeError> {
+    let lock = Volume::lock(path, OpenMode::WRITE)?;
+    Ok((lock, inspect_target(path, options)?))
 }
 
 fn open_and_write(
@@ -299,25 +296,12 @@ pub fn add(
     {
         add::check_label(volume, &*device)?;
     }
-    let mut target = inspect_target(path, options)?;
-    let lock = (!target.new)
-        .then(|| Volume::lock(path, OpenMode::WRITE))
-        .transpose()?;
-    if lock.is_some() {
-        // Another process may have formatted it before it was locked.
-        target = inspect_target(path, options)?;
+    let (mut target, mut lock) = (inspect_target(path, options)?, None);
+    if !target.new {
+        let (held, locked) = lock_target(path, options)?;
+        (lock, target) = (Some(held), locked);
     }
-    let space = Space {
-        name: target.path.to_string_lossy().into(),
-        blocks: target.bytes / PAGE_BYTES,
-        node: options
-            .device_nodes
-            .first()
-            .copied()
-            .flatten()
-            .or(target.node),
-    };
-    add::check_plan(volume, &space, slices)?;
+    add::check_plan(volume, &target.space(options, 0), slices)?;
     let result = (|| {
         let open = open_target(&target, options, 0)?;
         let mut lock = match open.lock.or(lock) {
@@ -373,6 +357,16 @@ fn preallocate(
 }
 
 impl Target {
+    /// Returns the space that the target has as device number `index` of those in the options.
+    fn space(&self, options: &FormatOptions, index: usize) -> Space {
+        let node = options.device_nodes.get(index).copied().flatten();
+        Space {
+            name: self.path.to_string_lossy().into(),
+            blocks: self.bytes / PAGE_BYTES,
+            node: node.or(self.node),
+        }
+    }
+
     /// Returns the parts of the file without space on the host after it has its new length.
     fn holes(&self) -> Vec<Range<u64>> {
         let beyond = self.old_bytes..self.bytes;
