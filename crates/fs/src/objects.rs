@@ -30,18 +30,16 @@ const PARTS_MAX: usize = 16;
 /// The object numbers of a mount, in parts with a lock each. The files of a shard are in one part, so that threads that use the files of
 /// different shards do not wait for each other, while there are few shards.
 pub struct AllObjects {
-    parts: Vec<Part>,
+    parts: Vec<Arc<Objects>>,
     map: ShardMap,
 }
-
-struct Part(Arc<Objects>);
 
 impl AllObjects {
     /// Creates empty tables for the shards of a volume.
     pub fn new(map: ShardMap) -> AllObjects {
         let parts = map.count().min(PARTS_MAX) as u32;
         let each = OBJECT_MAX as u32 / parts;
-        let part = |part| Part(Objects::with_range(part * each, each));
+        let part = |part| Objects::with_range(part * each, each);
         AllObjects {
             parts: (0..parts).map(part).collect(),
             map,
@@ -51,13 +49,13 @@ impl AllObjects {
     /// Holds all locks of the part of a shard until the returned value is dropped.
     #[cfg(test)]
     pub fn hold_all(&self, shard: ShardId) -> impl Sized {
-        self.parts[shard.index() % self.parts.len()].0.given.write()
+        self.parts[shard.index() % self.parts.len()].given.write()
     }
 
     /// Does what `Objects::of` does.
     pub fn of(&self, ino: Ino, slices: &[Arc<Slice>]) -> Result<ObjectNumber> {
         let part = self.map.of_ino(ino).index() % self.parts.len();
-        self.parts[part].0.of(ino, slices)
+        self.parts[part].of(ino, slices)
     }
 
     /// Returns the inode with an object number.
@@ -65,7 +63,7 @@ impl AllObjects {
         let each = OBJECT_MAX / self.parts.len() as u64;
         let part = object.checked_sub(1)? / each;
         let part = self.parts.get(usize::try_from(part).ok()?)?;
-        part.0.ino_of(object)
+        part.ino_of(object)
     }
 }
 
