@@ -29,8 +29,9 @@ impl Mounted {
 
     /// Looks up a name; see `Fs::lookup`.
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let moment = self.moment();
         let attr = self.fs().lookup(dir, name)?;
-        if self.attributes_may_be_kept(attr.ino) {
+        if self.attributes_may_be_kept(attr.ino, moment) {
             return Ok(attr);
         }
         // The kernel sends no forget for a lookup that has failed.
@@ -42,6 +43,12 @@ impl Mounted {
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
         self.fast.absorb(ino);
         self.fs().getattr(ino)
+    }
+
+    /// Adds a name to an inode; see `Fs::link`.
+    pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
+        self.fast.absorb(ino);
+        self.fs().link(ino, dir, name)
     }
 
     /// Changes attributes; see `Fs::setattr`.

@@ -59,6 +59,7 @@ pub use keeper_process::KeeperCommand;
 pub(crate) use read_guard::{LockedOut, ReadGuard};
 pub(crate) use slot_file::{Grants, SlotFile};
 pub(crate) use state::Fast;
+pub use state::Moment;
 pub(crate) use threads::join_all;
 pub use trusted::{Asker, Trusted, TrustedError};
 pub(crate) use waits::{LoanWaits, Waited, serve as serve_waits};

@@ -40,7 +40,7 @@ mod write;
 mod write_mode;
 
 pub use counters::MountCounters;
-pub use fast::{Asker, ClientStat, KeeperCommand, Served, Trusted, TrustedError};
+pub use fast::{Asker, ClientStat, KeeperCommand, Moment, Served, Trusted, TrustedError};
 pub use handle::Handle;
 pub use jericho_cache::Reader;
 pub use jericho_cache::{Counters, counters::Declared};

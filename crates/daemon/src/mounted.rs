@@ -13,7 +13,7 @@ use jericho_sys::doorbell::Doorbell;
 use jericho_topology::{NodeId, Topology};
 use parking_lot::Mutex;
 
-use crate::fast::{Asker, ClientStat, Fast, LoanWaits, Served};
+use crate::fast::{Asker, ClientStat, Fast, LoanWaits, Moment, Served};
 use crate::handle::Handle;
 use crate::locality::LocalityCounters;
 use crate::mapped::Mapped;
@@ -166,9 +166,15 @@ impl Mounted {
         self.fast.absorb(ino);
     }
 
-    /// Returns whether the kernel may keep a file's attributes. It may not while clients change them inline.
-    pub fn attributes_may_be_kept(&self, ino: Ino) -> bool {
-        self.fast.attributes_may_be_kept(ino)
+    /// Returns the present moment, for `attributes_may_be_kept`. Call it before attributes are read.
+    pub fn moment(&self) -> Moment {
+        self.fast.moment()
+    }
+
+    /// Returns whether the kernel may keep a file's attributes that were read after `read`. It may not if clients changed them inline
+    /// at that time, or change them now.
+    pub fn attributes_may_be_kept(&self, ino: Ino, read: Moment) -> bool {
+        self.fast.attributes_may_be_kept(ino, read)
     }
 
     /// Returns the counters of the programs on the fast path.

@@ -13,15 +13,17 @@ use crate::reply::Reply;
 
 impl Jericho {
     pub(crate) fn getattr(&self, ino: Ino, reply: Reply) {
+        let before = self.mounted.moment();
         match self.mounted.getattr(ino) {
-            Ok(a) => reply.with(&AttributesOut::new(&a, self.kept(&a))),
+            Ok(a) => reply.with(&AttributesOut::new(&a, self.kept(&a, before))),
             Err(e) => reply.error(errno("getattr", &e)),
         }
     }
 
     pub(crate) fn statx(&self, ino: Ino, reply: Reply) {
+        let before = self.mounted.moment();
         match self.mounted.getattr(ino) {
-            Ok(a) => reply.with(&StatXOut::new(&a, self.kept(&a))),
+            Ok(a) => reply.with(&StatXOut::new(&a, self.kept(&a, before))),
             Err(e) => reply.error(errno("statx", &e)),
         }
     }
@@ -39,7 +41,7 @@ impl Jericho {
         };
         let result = stripped.and_then(|()| self.mounted.setattr(ino, set, caller(req, 0)));
         match result {
-            Ok(a) => reply.with(&AttributesOut::new(&a, self.kept(&a))),
+            Ok(a) => reply.with(&AttributesOut::new(&a, self.kept_after_change(&a))),
             Err(e) => reply.error(errno("setattr", &e)),
         }
     }

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use jericho_daemon::{Handle, Mounted};
+use jericho_daemon::{Handle, Moment, Mounted};
 use jericho_fs::Error;
 use jericho_fs::types::{Attr, Caller, Kind};
 
@@ -151,31 +151,44 @@ impl Jericho {
         }
     }
 
-    /// Returns how long the kernel may keep an inode's attributes.
-    pub(crate) fn kept(&self, attr: &Attr) -> Duration {
+    /// Returns how long the kernel may keep an inode's attributes, which were read after `read`.
+    pub(crate) fn kept(&self, attr: &Attr, read: Moment) -> Duration {
         // A write clears the set-id bits, but the kernel would keep the mode that it knows. With a lifetime of 0, the kernel asks
         // before each use, so no program runs with the cleared bits.
         let set_id = attr.kind == Kind::File && attr.perm & 0o6000 != 0;
-        if !set_id && self.mounted.attributes_may_be_kept(attr.ino) {
+        if !set_id && self.mounted.attributes_may_be_kept(attr.ino, read) {
             TTL
         } else {
             Duration::ZERO
         }
     }
 
-    /// Returns the kernel's view of an inode that has a name.
-    pub(crate) fn entry(&self, attr: &Attr) -> EntryOut {
-        EntryOut::new(attr, TTL, self.kept(attr))
+    /// Returns how long the kernel may keep the attributes of an inode that it knew before the request.
+    ///
+    /// If the first writer of a file is granted at this moment, the kernel is told to forget the file's attributes. It ignores an
+    /// answer to a question for them that is on its way, but it accepts the answer to a change. So it does not keep that one.
+    pub(crate) fn kept_after_change(&self, attr: &Attr) -> Duration {
+        match attr.kind {
+            Kind::File => Duration::ZERO,
+            _ => TTL,
+        }
     }
 
-    pub(crate) fn reply_entry(
+    /// Returns the kernel's view of an inode that has a name. Its attributes were read after `read`.
+    pub(crate) fn entry(&self, attr: &Attr, read: Moment) -> EntryOut {
+        EntryOut::new(attr, TTL, self.kept(attr, read))
+    }
+
+    /// Answers a request that makes an inode, which began at `before`.
+    pub(crate) fn reply_made(
         &self,
         operation: &'static str,
         result: Result<Attr, Error>,
+        before: Moment,
         reply: Reply,
     ) {
         match result {
-            Ok(a) => reply.with(&self.entry(&a)),
+            Ok(a) => reply.with(&self.entry(&a, before)),
             Err(e) => reply.error(errno(operation, &e)),
         }
     }

@@ -41,13 +41,14 @@ impl Jericho {
                 let none = EntryOut::none(Duration::ZERO);
                 return Ok(listing.add(Some(&none), inode, e.cookie, &e.name));
             }
+            let before = self.mounted.moment();
             let attr = match self.mounted.lookup(ino, &e.name) {
                 Ok(attr) => attr,
                 // Removed since the batch was listed.
                 Err(Error::Errno(libc::ENOENT)) => return Ok(true),
                 Err(error) => return Err(error),
             };
-            let added = listing.add(Some(&self.entry(&attr)), inode, e.cookie, &e.name);
+            let added = listing.add(Some(&self.entry(&attr, before)), inode, e.cookie, &e.name);
             if !added {
                 fs.forget(attr.ino, 1);
             }

@@ -13,8 +13,9 @@ use crate::reply::Reply;
 
 impl Jericho {
     pub(crate) fn lookup(&self, parent: Ino, name: &[u8], reply: Reply) {
+        let before = self.mounted.moment();
         match self.mounted.lookup(parent, name) {
-            Ok(attr) => reply.with(&self.entry(&attr)),
+            Ok(attr) => reply.with(&self.entry(&attr, before)),
             // Lets the kernel cache that the name does not exist.
             Err(Error::Errno(libc::ENOENT)) => reply.with(&EntryOut::none(TTL)),
             Err(e) => reply.error(errno("lookup", &e)),
@@ -53,9 +54,10 @@ impl Jericho {
             return reply.error(libc::EINVAL);
         };
         let (perm, user) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
+        let before = self.mounted.moment();
         let fs = self.mounted.fs();
         let result = fs.mknod(parent, name, kind, perm, args.rdev, user);
-        self.reply_entry("mknod", result, reply);
+        self.reply_made("mknod", result, before, reply);
     }
 
     pub(crate) fn mkdir(
@@ -67,8 +69,9 @@ impl Jericho {
         reply: Reply,
     ) {
         let (perm, user) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
+        let before = self.mounted.moment();
         let result = self.mounted.fs().mkdir(parent, name, perm, user);
-        self.reply_entry("mkdir", result, reply);
+        self.reply_made("mkdir", result, before, reply);
     }
 
     pub(crate) fn unlink(&self, parent: Ino, name: &[u8], reply: Reply) {
@@ -88,8 +91,9 @@ impl Jericho {
         reply: Reply,
     ) {
         let user = caller(req, 0);
+        let before = self.mounted.moment();
         let result = self.mounted.fs().symlink(parent, name, target, user);
-        self.reply_entry("symlink", result, reply);
+        self.reply_made("symlink", result, before, reply);
     }
 
     pub(crate) fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32, reply: Reply) {
@@ -97,7 +101,9 @@ impl Jericho {
     }
 
     pub(crate) fn link(&self, ino: Ino, parent: Ino, name: &[u8], reply: Reply) {
-        let result = self.mounted.fs().link(ino, parent, name);
-        self.reply_entry("link", result, reply);
+        match self.mounted.link(ino, parent, name) {
+            Ok(a) => reply.with(&EntryOut::new(&a, TTL, self.kept_after_change(&a))),
+            Err(e) => reply.error(errno("link", &e)),
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Opening, creating and closing files.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jericho_daemon::Handle;
 use jericho_fs::Error;
@@ -8,9 +9,9 @@ use jericho_fs::types::{Attr, Ino, Kind};
 
 use crate::bytes::{no_access_time, write_sync};
 use crate::convert::errno;
-use crate::filesystem::{Jericho, Outcome, caller};
+use crate::filesystem::{Jericho, Outcome, TTL, caller};
 use crate::protocol::InHeader;
-use crate::protocol::answer::{CreateOut, OpenOut};
+use crate::protocol::answer::{CreateOut, EntryOut, OpenOut};
 use crate::protocol::request::{CreateIn, OpenIn};
 use crate::reply::Reply;
 
@@ -37,32 +38,46 @@ impl Jericho {
     ) {
         let (perm, user) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
         let (fs, flags) = (self.mounted.fs(), args.flags as i32);
+        let before = self.mounted.moment();
         let made = match fs.mknod(parent, name, Kind::File, perm, 0, user) {
             // Another request has created the file since the kernel's lookup. A truncation waits for inline writers, which this
             // thread may not do. After ESTALE, the kernel repeats its lookup, opens the file, and requests the truncation
             // separately.
             Err(Error::Errno(libc::EEXIST)) if flags & libc::O_EXCL == 0 => {
                 match flags & libc::O_TRUNC {
-                    0 => fs.lookup(parent, name),
+                    0 => {
+                        let found = self.mounted.lookup(parent, name);
+                        let kept = |attr: &Attr| self.kept_after_change(attr);
+                        return self.reply_created(found, flags, kept, reply);
+                    }
                     _ => return reply.error(libc::ESTALE),
                 }
             }
             made => made,
         };
-        self.reply_created(made, flags, reply);
+        self.reply_created(made, flags, |attr| self.kept(attr, before), reply);
     }
 
     /// Creates a file without a name (O_TMPFILE), with one reference for the kernel.
     pub(crate) fn tmpfile(&self, req: &InHeader, dir: Ino, args: &CreateIn, reply: Reply) {
         let (perm, user) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
+        let before = self.mounted.moment();
         let made = self.mounted.fs().tmpfile(dir, perm, user);
-        self.reply_created(made, args.flags as i32, reply);
+        let kept = |attr: &Attr| self.kept(attr, before);
+        self.reply_created(made, args.flags as i32, kept, reply);
     }
 
-    fn reply_created(&self, made: jericho_fs::Result<Attr>, flags: i32, reply: Reply) {
+    /// Opens a file and answers. `kept` returns how long the kernel may keep its attributes.
+    fn reply_created(
+        &self,
+        made: jericho_fs::Result<Attr>,
+        flags: i32,
+        kept: impl Fn(&Attr) -> Duration,
+        reply: Reply,
+    ) {
         match self.open_made(made, flags) {
             Ok((attr, fh)) => reply.with(&CreateOut {
-                entry: self.entry(&attr),
+                entry: EntryOut::new(&attr, TTL, kept(&attr)),
                 open: OpenOut::new(fh, FILE_FLAGS),
             }),
             Err(e) => reply.error(e),

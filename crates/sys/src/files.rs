@@ -154,6 +154,15 @@ pub fn identify(fd: i32) -> Result<Stat> {
     }
 }
 
+/// Returns the size of an open file as the kernel knows it, in bytes: the end for a seek, an append or a copy that the kernel makes
+/// now. The kernel answers this without a request to the daemon.
+pub fn known_size(fd: i32) -> Result<u64> {
+    use rustix::fs::{AtFlags, StatxFlags};
+    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = rustix::fs::statx(borrow(fd)?, c"", how, StatxFlags::SIZE).map_err(errno)?;
+    Ok(stat.stx_size)
+}
+
 /// Returns a device number in the encoding of `fstat`, from its two parts.
 pub fn device(major: u32, minor: u32) -> u64 {
     rustix::fs::makedev(major, minor)

@@ -5,9 +5,9 @@ use jericho_sys::files::{self, Result};
 
 use super::early::{self, CallKind, CallPath};
 use super::offset::with_offset;
-use super::size::end_of;
+use super::size::{end_of, refresh_size};
 use super::state::{described, fast_state};
-use crate::descriptors::{OFFSET_MAX, OpenFd, SEEK_CUR, SEEK_END, SEEK_SET};
+use crate::descriptors::{self, FdState, OFFSET_MAX, OpenFd, SEEK_CUR, SEEK_END, SEEK_SET};
 use crate::thread::{self, Doing};
 
 /// Makes an lseek(2).
@@ -16,13 +16,32 @@ pub fn lseek(fd: i32, offset: i64, whence: i32) -> Option<Result<i64>> {
     loop {
         match early::begin(fd, CallKind::Seek, true) {
             CallPath::Inline => {}
-            CallPath::Ordinary => return None,
-            CallPath::Counted(_call) => return Some(files::lseek(fd, offset, whence)),
+            CallPath::Ordinary => {
+                refresh_end(fd, whence);
+                return None;
+            }
+            CallPath::Counted(_call) => {
+                refresh_end(fd, whence);
+                return Some(files::lseek(fd, offset, whence));
+            }
         }
         let result = lseek_here(fd, offset, whence);
-        if result.is_some() || !early::is_undecided(fd, &mut tries) {
+        if result.is_some() {
             return result;
         }
+        if !early::is_undecided(fd, &mut tries) {
+            if let Some(FdState::Described(open)) = descriptors::state(fd) {
+                refresh_end(open.fd, whence);
+            }
+            return None;
+        }
+    }
+}
+
+/// Makes the kernel know the size, before it seeks to the end of a file.
+fn refresh_end(fd: i32, whence: i32) {
+    if whence == SEEK_END {
+        refresh_size(fd);
     }
 }
 

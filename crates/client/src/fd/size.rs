@@ -6,6 +6,10 @@ use super::route::{Route, facts, route};
 use crate::descriptors::{self, FdState, OpenFd};
 use crate::thread::{self, Doing};
 
+/// Attempts to make the kernel know a size. Each fails only if the daemon makes it forget the file's attributes meanwhile, or if a
+/// program truncates the file.
+const REFRESHES: u32 = 16;
+
 pub(super) fn end_of(open: &OpenFd) -> Result<u64> {
     match inline_size(open) {
         Some(size) => Ok(size),
@@ -28,9 +32,17 @@ pub fn size(fd: i32) -> Option<u64> {
     thread::enter(Doing::Reading, |_| inline_size(&open))?
 }
 
-/// Makes the kernel refresh a file's size before it appends to the file or copies from it. Without that, the kernel uses a size
-/// from before the latest inline writes of any program, and returns no error. An append then sets a wrong offset, an append with
-/// RWF_APPEND begins too early, and a copy ends too early.
+/// Makes the kernel refresh a file's size before it seeks to the file's end, appends to the file or copies from it. Without that,
+/// the kernel uses a size from before the latest inline writes of any program, and returns no error. A seek or an append then sets
+/// a wrong offset, an append with RWF_APPEND begins too early, and a copy ends too early.
+///
+/// The kernel ignores the daemon's answer if the daemon makes it forget the attributes meanwhile. The daemon does that when the
+/// file's last inline writer has closed it, and for the first one. So this compares the answer with the size that the kernel knows.
 pub fn refresh_size(fd: i32) {
-    let _ = files::fstat(fd);
+    for _ in 0..REFRESHES {
+        match (files::fstat(fd), files::known_size(fd)) {
+            (Ok(stat), Ok(known)) if known < stat.size => {}
+            _ => return,
+        }
+    }
 }

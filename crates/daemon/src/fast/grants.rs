@@ -251,6 +251,10 @@ impl Fast {
             }
             self.absorb_file(&slot_file);
             let _files = part.write();
+            if slot_file.writers.load(Ordering::Acquire) == 1 {
+                // Before the file ceases to count as written; see `attributes_may_be_kept`.
+                self.writers_lost.fetch_add(1, Ordering::AcqRel);
+            }
             last_writer = slot_file.writers.fetch_sub(1, Ordering::AcqRel) == 1;
             if last_writer {
                 self.written.fetch_sub(1, Ordering::AcqRel);
@@ -272,8 +276,12 @@ impl Fast {
                 let Some(fast) = weak.upgrade() else {
                     return;
                 };
-                // The kernel keeps attributes from now on. Its present ones may be stale, so they are dropped.
-                fast.drop_kernel_pages(&file);
+                // The kernel keeps attributes from now on. It asks for them before it uses its present ones, because it was not
+                // allowed to keep those. So it drops nothing unless it has pages: while the kernel is told to forget attributes, it
+                // ignores an answer about them. A program's sendfile would then end at an old size.
+                if file.kernel_may_have_pages() {
+                    fast.drop_kernel_pages(&file);
+                }
                 // The file may have another writer by now. A client that becomes a writer later waits until this job is over; see
                 // `begin_writes`.
                 let is_written = || fast.written_file(file.ino()).is_some();

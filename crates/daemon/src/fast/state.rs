@@ -4,9 +4,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::os::unix::net::UnixStream;
-#[cfg(test)]
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
 
@@ -36,6 +34,10 @@ const SLOTS: u32 = 65_536;
 
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
+/// A moment before attributes are read; see `Fast::attributes_may_be_kept`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment(u64);
+
 /// The daemon's end of the fast path: its tables, and the segments that clients map.
 pub(crate) struct Fast {
     pub(super) control: Control,
@@ -51,6 +53,8 @@ pub(crate) struct Fast {
     /// Number of files in `files`, and how many of them are written inline. Read before any lock is taken.
     pub(super) in_use: AtomicUsize,
     pub(super) written: AtomicUsize,
+    /// How often a file has lost its last inline writer.
+    pub(super) writers_lost: AtomicU64,
     /// Lock order: after a slice's lock, never before one. A slice revokes a client while the slice's lock is held.
     pub(super) clients: Mutex<ClientTable>,
     /// Number of times that the evictor or a close has looked into a client's area.
@@ -106,6 +110,7 @@ impl Fast {
             changing: Changing::default(),
             in_use: 0.into(),
             written: 0.into(),
+            writers_lost: 0.into(),
             clients: Mutex::new(ClientTable::default()),
             #[cfg(test)]
             visited: 0.into(),
@@ -187,9 +192,16 @@ impl Fast {
         &self.counts
     }
 
-    /// Returns whether the kernel may keep a file's attributes. It may not while clients change them inline.
-    pub fn attributes_may_be_kept(&self, ino: Ino) -> bool {
-        self.written_file(ino).is_none()
+    /// Returns the present moment. Call it before attributes are read.
+    pub fn moment(&self) -> Moment {
+        Moment(self.writers_lost.load(Ordering::Acquire))
+    }
+
+    /// Returns whether the kernel may keep a file's attributes that were read after `read`. It may not if clients changed them inline
+    /// at that time, or change them now.
+    pub fn attributes_may_be_kept(&self, ino: Ino, read: Moment) -> bool {
+        // In this order: `release` counts a lost writer before the file ceases to count as written.
+        self.written_file(ino).is_none() && self.moment() == read
     }
 
     /// Returns the counters of the clients.

@@ -579,6 +579,17 @@ fn a_write_that_extends_the_file_while_its_last_descriptor_is_closed_is_refused_
 }
 
 #[test]
+fn attributes_that_were_read_before_the_last_writer_closed_the_file_are_not_kept() {
+    let bed = Bed::new();
+    let ino = bed.handle.file.ino();
+    let before = bed.mounted.moment();
+    bed.mounted.close_file(&bed.handle);
+    assert!(!bed.mounted.attributes_may_be_kept(ino, before));
+    let after = bed.mounted.moment();
+    assert!(bed.mounted.attributes_may_be_kept(ino, after));
+}
+
+#[test]
 fn a_posted_grant_of_writes_has_no_effect_after_the_last_writer_has_closed_the_file() {
     let bed = Bed::new();
     let fast = &bed.mounted.fast;
@@ -596,6 +607,12 @@ fn a_posted_grant_of_writes_has_no_effect_after_the_last_writer_has_closed_the_f
         .unwrap();
     let first = (fast.grant(&writer.file, &mut writer.grants.lock(), true)).unwrap();
     assert!(first.1);
+    // The grant waits for the bed's own write, which may not have ended yet.
+    let (tx, ended) = mpsc::channel();
+    writer
+        .file
+        .after_writings(move || tx.send(()).expect("the test waits"));
+    ended.recv_timeout(Duration::from_secs(60)).unwrap();
     fast.grant_writes(&bed.file);
     assert_eq!(flags() & SlotInfo::NO_WRITE, 0);
     for handle in [reader, writer] {
