@@ -27,6 +27,7 @@ mod open;
 mod protocol;
 mod reply;
 mod ring;
+mod ring_polling;
 mod ring_requests;
 mod ring_syncs;
 mod scratch;

@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use jericho_daemon::Reader;
 use jericho_sys::affinity;
@@ -26,6 +26,7 @@ use crate::protocol::answer::SizeOut;
 use crate::protocol::request::{Operation, parse};
 use crate::protocol::{InHeader, op};
 use crate::reply::{Channel, Reply};
+use crate::ring_polling::Polling;
 use crate::ring_requests::is_served_here;
 use crate::ring_syncs::OwnSyncs;
 use crate::workers::WorkerNodes;
@@ -42,12 +43,6 @@ pub(crate) const NOT_OFFERED: &str = "this kernel does not offer FUSE over io_ur
 const ENTRIES: usize = 512;
 const DEPTH_MIN: usize = 16;
 const DEPTH_MAX: usize = 32;
-
-/// Time for which a thread polls for the next request before it sleeps. It takes about that long to wake an idle CPU.
-const POLL: Duration = Duration::from_micros(40);
-
-/// Time for which the thread polls while it reads from a device. A fast device under load takes about that long.
-const POLL_FOR_DEVICE: Duration = Duration::from_micros(200);
 
 /// Returns whether the kernel offers the FUSE ring.
 pub(crate) fn is_offered() -> bool {
@@ -157,15 +152,13 @@ impl Service {
         let mut readers = self.filesystem.mounted.readers(cpu, &ring.doorbell());
         let devices = self.filesystem.mounted.fs().device_count();
         let (mut own_syncs, mut syncs) = (OwnSyncs::of_devices(devices), Vec::new());
+        let mut polling = Polling::new();
         while !ring.has_ended() {
             // Polls the devices before it answers the kernel.
             for reader in &mut readers {
                 reader.poll();
             }
-            let time = match readers.iter().all(Reader::is_idle) {
-                true => POLL,
-                false => POLL_FOR_DEVICE,
-            };
+            let time = polling.time(!readers.iter().all(Reader::is_idle));
             let poll = || readers.iter_mut().fold(false, |some, r| r.poll() | some);
             if let Err(error) = ring.wait(time, poll) {
                 return report_failure(cpu, &error);
@@ -177,7 +170,9 @@ impl Service {
             while let Some(received) = ring.take() {
                 self.filesystem.mounted.note_request();
                 let header = InHeader::read(&received.header);
-                if is_sync(header.opcode) {
+                let is_sync = is_sync(header.opcode);
+                polling.has_come(is_sync);
+                if is_sync {
                     syncs.push((header, received));
                     continue;
                 }
