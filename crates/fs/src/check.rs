@@ -260,7 +260,7 @@ fn check_once(
     let mut report = Report::default();
     for device in devices {
         let copies = read_copies(&**device)?;
-        let found = superblock_copies(&device.name(), &copies, &volume);
+        let found = superblock_copies(&device.name(), &copies);
         report.findings.extend(found);
     }
     report.findings.extend(journal_copies(&volume)?);

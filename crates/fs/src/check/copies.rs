@@ -19,7 +19,8 @@ fn finding(what: &str, error: &impl Display, may_be_torn: bool) -> Finding {
         true => Finding {
             severity: Severity::Info,
             text: format!(
-                "{what} was being written when the volume's last use ended, or is damaged"
+                "{what} was being written when the volume's last use ended, or is damaged. The other copy counts, and the next write of \
+                 this one repairs it"
             ),
         },
         false => Finding {
@@ -29,23 +30,19 @@ fn finding(what: &str, error: &impl Display, may_be_torn: bool) -> Finding {
     }
 }
 
-/// Returns the findings for the copies of the superblock on a device. A device that has missed the last change may have a torn copy, too.
-pub(super) fn superblock_copies(device: &str, copies: &Copies, volume: &Volume) -> Vec<Finding> {
-    let newest = volume.superblocks().with(|s| s.head.sequence.get());
-    let mut valid = copies.iter().flatten();
-    let is_behind = valid
-        .next()
-        .is_some_and(|copy| copy.head.sequence.get() < newest);
-    let mut findings = Vec::new();
-    for (index, copy) in copies.iter().enumerate() {
-        if let Err(error) = copy {
+/// Returns the findings for the copies of the superblock on a device. A power cut may tear a copy at any time, also the first write after
+/// the volume was cleanly unmounted. So a wrong checksum of one copy is no damage of the volume.
+pub(super) fn superblock_copies(device: &str, copies: &Copies) -> Vec<Finding> {
+    let unusable = copies
+        .iter()
+        .enumerate()
+        .filter_map(|(index, copy)| Some((index, copy.as_ref().err()?)));
+    unusable
+        .map(|(index, error)| {
             let what = format!("copy {index} of the superblock on {device}");
-            let is_torn = *error == SuperblockError::Checksum;
-            let may_be_torn = is_torn && (is_behind || volume.is_dirty());
-            findings.push(finding(&what, error, may_be_torn));
-        }
-    }
-    findings
+            finding(&what, error, *error == SuperblockError::Checksum)
+        })
+        .collect()
 }
 
 /// Returns the findings for copies of journal headers whose other copy can be used. If neither can be used, the recovery fails.
