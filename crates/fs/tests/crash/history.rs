@@ -378,12 +378,17 @@ impl View<'_> {
         let truncated = of_state.rposition(|v| v.removed.end == u64::MAX);
         let oldest = synced.max(truncated).unwrap_or(0);
         let newest = self.synced.iter().map(|s| s.version).max().unwrap_or(0);
-        let versions = oldest..=newest.max(self.in_state);
-        let sizes: BTreeSet<u64> = versions.map(|version| self.size(version)).collect();
+        let newest = newest.max(self.in_state);
+        let sizes: BTreeSet<u64> = (oldest..=newest)
+            .map(|version| self.size(version))
+            .collect();
         let is_end = |synced: &Synced| synced.bytes.end == size;
         let is_known =
             size.is_multiple_of(PAGE) || sizes.contains(&size) || self.synced.iter().any(is_end);
-        let (least, most) = (sizes.first().copied(), sizes.last().copied());
+        // A truncation does not make the pages durable that it leaves. So the file may end before them, as before the truncation.
+        let since_sync = synced.unwrap_or(0)..=newest;
+        let least = since_sync.map(|version| self.size(version)).min();
+        let most = sizes.last().copied();
         if !is_known || Some(size) < least || Some(size) > most {
             return Err(format!("size {size}, expected one of {sizes:?}"));
         }
