@@ -3,7 +3,7 @@
 //! Usage: cargo run --release -p jericho-fs --example volumes -- DIR [INODES] [DIRTY_MIB] [ROUNDS]
 //!
 //! Makes two volumes on files in DIR, which are removed at the end. One has INODES files (a million) and DIRTY_MIB (1024) of dirty pages of another
-//! file. The write-back begins at a tenth of the cache, so the cache has eleven times as many pages, and the process needs that much memory: 12 GiB.
+//! file. The write-back begins at a tenth of the cache, so the cache of this volume has eleven times as many pages, and the process needs that much memory: 12 GiB.
 //! In each round, a thread syncs on one volume and then on the other one:
 //!
 //! - overwrite: a page that is in its block, and fdatasync
@@ -276,8 +276,9 @@ fn main() {
     let size_bytes = (4 << 30) + dirty_mib * MIB + inodes * 1500;
     let size_bytes = size_bytes.next_multiple_of(MIB);
     let path = |name| Path::new(&dir).join(name);
-    let beds = ["empty.volume", "large.volume"]
-        .map(|name| Bed::new(path(name), (dirty_pages * 11).max(65_536), size_bytes));
+    let frames = |dirty_pages: u64| (dirty_pages * 11).max(65_536);
+    let beds = [("empty.volume", 0), ("large.volume", dirty_pages)]
+        .map(|(name, dirty_pages)| Bed::new(path(name), frames(dirty_pages), size_bytes));
     beds[1].fill(inodes);
     beds[1].dirty(dirty_pages);
     println!(
