@@ -36,8 +36,8 @@ pub fn size(fd: i32) -> Option<u64> {
 /// the kernel uses a size from before the latest inline writes of any program, and returns no error. A seek or an append then sets
 /// a wrong offset, an append with RWF_APPEND begins too early, and a copy ends too early.
 ///
-/// The kernel ignores the daemon's answer if the daemon makes it forget the attributes meanwhile. The daemon does that when the
-/// file's last inline writer has closed it, and for the first one. So this compares the answer with the size that the kernel knows.
+/// The kernel ignores the daemon's answer if the daemon makes it forget the attributes meanwhile, as it does for a file's first inline
+/// writer. So this compares the answer with the size that the kernel knows.
 pub fn refresh_size(fd: i32) {
     for _ in 0..REFRESHES {
         match (files::fstat(fd), files::known_size(fd)) {
