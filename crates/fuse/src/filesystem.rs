@@ -155,8 +155,9 @@ impl Jericho {
     pub(crate) fn kept(&self, attr: &Attr, read: Moment) -> Duration {
         // A write clears the set-id bits, but the kernel would keep the mode that it knows. With a lifetime of 0, the kernel asks
         // before each use, so no program runs with the cleared bits.
-        let set_id = attr.kind == Kind::File && attr.perm & 0o6000 != 0;
-        if !set_id && self.mounted.attributes_may_be_kept(attr.ino, read) {
+        let is_file = attr.kind == Kind::File;
+        let set_id = is_file && attr.perm & 0o6000 != 0;
+        if !set_id && (!is_file || self.mounted.attributes_may_be_kept(attr.ino, read)) {
             TTL
         } else {
             Duration::ZERO

@@ -4,6 +4,7 @@ attributes at that moment, the kernel would ignore an answer that is on its way.
 import os
 import subprocess
 import sys
+import time
 
 ROUNDS = 1000
 PIECE = bytes(100)
@@ -39,12 +40,23 @@ def in_library(path, fd):
         ask(fd, round)
 
 
+def await_blocks(path):
+    """Waits until the space is free that was reserved for the writer: one page remains."""
+    until = time.monotonic() + 60
+    while os.stat(path).st_blocks * 512 != 4096:
+        if time.monotonic() > until:
+            sys.exit(f"{os.stat(path).st_blocks} blocks")
+
+
 def in_kernel(path):
     library = [*sys.argv[3:], sys.executable, __file__, path, "extend"]
     writer = subprocess.Popen(library, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     for round in range(ROUNDS):
         writer.stdin.write(b"x")
         writer.stdout.read(1)
+        if round % 50 == 0:
+            await_blocks(path)
+            continue
         fd = os.open(path, os.O_RDONLY)
         ask(fd, round)
         os.close(fd)

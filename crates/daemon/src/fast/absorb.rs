@@ -32,6 +32,8 @@ impl Fast {
     }
 
     pub(crate) fn absorb_file(&self, slot_file: &SlotFile) {
+        // Recursive: a thread that holds locks of `fs` may absorb, while a release waits for one that waits for those locks.
+        let _absorbing = slot_file.absorbing.read_recursive();
         for _ in 0..ABSORB_TRIES {
             let changes = self.take_changes(slot_file);
             if self.apply(slot_file, changes) {

@@ -250,9 +250,12 @@ impl Fast {
                 self.end_writes(&slot_file);
             }
             self.absorb_file(&slot_file);
+            // Another thread may have taken the mark of the last write, and has not set the file's times yet.
+            drop(slot_file.absorbing.write());
             let _files = part.write();
             if slot_file.writers.load(Ordering::Acquire) == 1 {
                 // Before the file ceases to count as written; see `attributes_may_be_kept`.
+                self.settles(slot_file.file.ino());
                 self.writers_lost.fetch_add(1, Ordering::AcqRel);
             }
             last_writer = slot_file.writers.fetch_sub(1, Ordering::AcqRel) == 1;
@@ -288,6 +291,7 @@ impl Fast {
                 if let Err(error) = fast.volume.fs.release_reserved(&file, is_written) {
                     tracing::warn!(ino = file.ino(), %error, "cannot release the space that was reserved for an inline writer");
                 }
+                fast.has_settled(file.ino());
             });
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use jericho_fs::File;
 use jericho_shm::Refusal;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use super::extend::ExtendHolders;
 use super::kernel_pages::KernelPages;
@@ -31,6 +31,8 @@ pub(crate) struct SlotFile {
     pub size_warned: AtomicBool,
     /// Held while a writable handle is released.
     pub closing: Mutex<()>,
+    /// Held for reading from the moment at which a thread takes what clients have changed until it has applied that.
+    pub absorbing: RwLock<()>,
     free_slots: Arc<Mutex<FreeSlots>>,
 }
 
@@ -53,6 +55,7 @@ impl SlotFile {
             range: RangeHolders::default(),
             size_warned: AtomicBool::new(false),
             closing: Mutex::default(),
+            absorbing: RwLock::default(),
             free_slots: free_slots.clone(),
         })
     }

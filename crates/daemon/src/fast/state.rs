@@ -53,8 +53,10 @@ pub(crate) struct Fast {
     /// Number of files in `files`, and how many of them are written inline. Read before any lock is taken.
     pub(super) in_use: AtomicUsize,
     pub(super) written: AtomicUsize,
-    /// How often a file has lost its last inline writer.
+    /// How often a file has lost its last inline writer, and how often such a file has settled.
     pub(super) writers_lost: AtomicU64,
+    /// Files that have lost their last inline writer, and still have the space that was reserved for it.
+    pub(super) settling: Mutex<HashMap<Ino, u32>>,
     /// Lock order: after a slice's lock, never before one. A slice revokes a client while the slice's lock is held.
     pub(super) clients: Mutex<ClientTable>,
     /// Number of times that the evictor or a close has looked into a client's area.
@@ -111,6 +113,7 @@ impl Fast {
             in_use: 0.into(),
             written: 0.into(),
             writers_lost: 0.into(),
+            settling: Mutex::default(),
             clients: Mutex::new(ClientTable::default()),
             #[cfg(test)]
             visited: 0.into(),
@@ -198,10 +201,30 @@ impl Fast {
     }
 
     /// Returns whether the kernel may keep a file's attributes that were read after `read`. It may not if clients changed them inline
-    /// at that time, or change them now.
+    /// at that time, or change them now, or if the space of a file will shrink after its last inline writer has closed it.
     pub fn attributes_may_be_kept(&self, ino: Ino, read: Moment) -> bool {
-        // In this order: `release` counts a lost writer before the file ceases to count as written.
-        self.written_file(ino).is_none() && self.moment() == read
+        // In this order: `release` counts a lost writer, and notes that the file settles, before the file ceases to count as written.
+        self.written_file(ino).is_none()
+            && !self.settling.lock().contains_key(&ino)
+            && self.moment() == read
+    }
+
+    /// Notes that a file has space that was reserved for its last inline writer, until `has_settled`.
+    pub(super) fn settles(&self, ino: Ino) {
+        *self.settling.lock().entry(ino).or_default() += 1;
+    }
+
+    /// Notes that this space is free.
+    pub(super) fn has_settled(&self, ino: Ino) {
+        // Before the file is removed: an answer that was read meanwhile is not kept.
+        self.writers_lost.fetch_add(1, Ordering::AcqRel);
+        let mut settling = self.settling.lock();
+        if let Some(count) = settling.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                settling.remove(&ino);
+            }
+        }
     }
 
     /// Returns the counters of the clients.
