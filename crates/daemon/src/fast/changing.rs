@@ -3,8 +3,13 @@
 //! A new slot starts with the file's current size. The daemon looks up the slot to change when a change begins. A slot that
 //! appeared in the middle of a truncation would therefore keep the old size. A slot that appeared in the middle of a chmod would
 //! continue to allow inline writes.
+//!
+//! The same count knows the files whose attributes the kernel may not keep, because the space that was reserved for their last inline
+//! writer is still to be freed (`Fast::settling`).
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use jericho_fs::types::Ino;
 use parking_lot::{Condvar, Mutex};
@@ -13,28 +18,31 @@ use parking_lot::{Condvar, Mutex};
 #[derive(Default)]
 pub(super) struct Changing {
     files: Mutex<HashMap<Ino, u32>>,
+    /// Number of changes, for threads that find none. They store to no common word.
+    count: AtomicUsize,
     ended: Condvar,
 }
 
 /// A change of a file in progress; ends when dropped.
-pub(super) struct ChangeGuard<'a> {
-    changing: &'a Changing,
+pub(super) struct ChangeGuard {
+    changing: Arc<Changing>,
     ino: Ino,
 }
 
 impl Changing {
     /// Registers that a change of the file begins.
-    pub fn begin(&self, ino: Ino) -> ChangeGuard<'_> {
+    pub fn begin(self: &Arc<Changing>, ino: Ino) -> ChangeGuard {
         *self.files.lock().entry(ino).or_default() += 1;
+        self.count.fetch_add(1, Ordering::AcqRel);
         ChangeGuard {
-            changing: self,
+            changing: self.clone(),
             ino,
         }
     }
 
     /// Returns whether a change of the file is in progress.
     pub fn contains(&self, ino: Ino) -> bool {
-        self.files.lock().contains_key(&ino)
+        self.count.load(Ordering::Acquire) > 0 && self.files.lock().contains_key(&ino)
     }
 
     /// Waits until no change of the file is in progress.
@@ -45,8 +53,9 @@ impl Changing {
     }
 }
 
-impl Drop for ChangeGuard<'_> {
+impl Drop for ChangeGuard {
     fn drop(&mut self) {
+        self.changing.count.fetch_sub(1, Ordering::AcqRel);
         let mut files = self.changing.files.lock();
         if let Some(count) = files.get_mut(&self.ino) {
             *count -= 1;

@@ -241,7 +241,7 @@ impl Fast {
         }
         let Some(slot_file) = grants.file else { return };
         let part = self.files.part(slot_file.file.ino());
-        let mut last_writer = false;
+        let mut settling = None;
         if grants.write {
             // Serializes closes: of two concurrent closes, one must see that it is the last.
             let _closing = slot_file.closing.lock();
@@ -253,13 +253,9 @@ impl Fast {
             // Another thread may have taken the mark of the last write, and has not set the file's times yet.
             drop(slot_file.absorbing.write());
             let _files = part.write();
-            if slot_file.writers.load(Ordering::Acquire) == 1 {
-                // Before the file ceases to count as written; see `attributes_may_be_kept`.
-                self.settles(slot_file.file.ino());
-                self.writers_lost.fetch_add(1, Ordering::AcqRel);
-            }
-            last_writer = slot_file.writers.fetch_sub(1, Ordering::AcqRel) == 1;
-            if last_writer {
+            if slot_file.writers.fetch_sub(1, Ordering::AcqRel) == 1 {
+                // Before other threads can see that the file is not written; see `attributes_may_be_kept`.
+                settling = Some(self.settling.begin(slot_file.file.ino()));
                 self.written.fetch_sub(1, Ordering::AcqRel);
             } else {
                 // Another program has opened the file for inline writing in the meantime.
@@ -273,7 +269,7 @@ impl Fast {
             self.in_use.fetch_sub(1, Ordering::AcqRel);
         }
         drop(files);
-        if last_writer {
+        if let Some(settling) = settling {
             let (file, weak) = (slot_file.file.clone(), Arc::downgrade(self));
             self.later(move || {
                 let Some(fast) = weak.upgrade() else {
@@ -291,7 +287,7 @@ impl Fast {
                 if let Err(error) = fast.volume.fs.release_reserved(&file, is_written) {
                     tracing::warn!(ino = file.ino(), %error, "cannot release the space that was reserved for an inline writer");
                 }
-                fast.has_settled(file.ino());
+                fast.has_settled(settling);
             });
         }
     }

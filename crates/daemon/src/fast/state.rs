@@ -49,14 +49,14 @@ pub(crate) struct Fast {
     /// Number of mapped handles of each file, with or without a slot. Changed with the file's part of `files` locked for writing.
     pub(super) mappings: Mutex<HashMap<Ino, u32>>,
     pub(super) free_slots: Arc<Mutex<FreeSlots>>,
-    pub(super) changing: Changing,
+    pub(super) changing: Arc<Changing>,
     /// Number of files in `files`, and how many of them are written inline. Read before any lock is taken.
     pub(super) in_use: AtomicUsize,
     pub(super) written: AtomicUsize,
-    /// How often a file has lost its last inline writer, and how often such a file has settled.
-    pub(super) writers_lost: AtomicU64,
     /// Files that have lost their last inline writer, and still have the space that was reserved for it.
-    pub(super) settling: Mutex<HashMap<Ino, u32>>,
+    pub(super) settling: Arc<Changing>,
+    /// How often this space was freed.
+    pub(super) settled: AtomicU64,
     /// Lock order: after a slice's lock, never before one. A slice revokes a client while the slice's lock is held.
     pub(super) clients: Mutex<ClientTable>,
     /// Number of times that the evictor or a close has looked into a client's area.
@@ -109,11 +109,11 @@ impl Fast {
             files: Files::default(),
             mappings: Mutex::default(),
             free_slots: Arc::default(),
-            changing: Changing::default(),
+            changing: Arc::default(),
             in_use: 0.into(),
             written: 0.into(),
-            writers_lost: 0.into(),
-            settling: Mutex::default(),
+            settling: Arc::default(),
+            settled: 0.into(),
             clients: Mutex::new(ClientTable::default()),
             #[cfg(test)]
             visited: 0.into(),
@@ -163,7 +163,7 @@ impl Fast {
 
     /// Begins a change of a file. Also returns the file's slot, if it has one. A file without a slot gets none until the guard is
     /// dropped.
-    pub(super) fn begin_change(&self, ino: Ino) -> (ChangeGuard<'_>, Option<Arc<SlotFile>>) {
+    pub(super) fn begin_change(&self, ino: Ino) -> (ChangeGuard, Option<Arc<SlotFile>>) {
         let files = self.files.part(ino).read();
         (self.changing.begin(ino), files.get(&ino).cloned())
     }
@@ -197,34 +197,20 @@ impl Fast {
 
     /// Returns the present moment. Call it before attributes are read.
     pub fn moment(&self) -> Moment {
-        Moment(self.writers_lost.load(Ordering::Acquire))
+        Moment(self.settled.load(Ordering::Acquire))
     }
 
     /// Returns whether the kernel may keep a file's attributes that were read after `read`. It may not if clients changed them inline
     /// at that time, or change them now, or if the space of a file will shrink after its last inline writer has closed it.
     pub fn attributes_may_be_kept(&self, ino: Ino, read: Moment) -> bool {
-        // In this order: `release` counts a lost writer, and notes that the file settles, before the file ceases to count as written.
-        self.written_file(ino).is_none()
-            && !self.settling.lock().contains_key(&ino)
-            && self.moment() == read
+        // In this order: a file settles before it ceases to count as written, and is counted before it ceases to settle.
+        self.written_file(ino).is_none() && !self.settling.contains(ino) && self.moment() == read
     }
 
-    /// Notes that a file has space that was reserved for its last inline writer, until `has_settled`.
-    pub(super) fn settles(&self, ino: Ino) {
-        *self.settling.lock().entry(ino).or_default() += 1;
-    }
-
-    /// Notes that this space is free.
-    pub(super) fn has_settled(&self, ino: Ino) {
-        // Before the file is removed: an answer that was read meanwhile is not kept.
-        self.writers_lost.fetch_add(1, Ordering::AcqRel);
-        let mut settling = self.settling.lock();
-        if let Some(count) = settling.get_mut(&ino) {
-            *count -= 1;
-            if *count == 0 {
-                settling.remove(&ino);
-            }
-        }
+    /// Notes that the space is free that was reserved for a file's last inline writer.
+    pub(super) fn has_settled(&self, settling: ChangeGuard) {
+        self.settled.fetch_add(1, Ordering::AcqRel);
+        drop(settling);
     }
 
     /// Returns the counters of the clients.

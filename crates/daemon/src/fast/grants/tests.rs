@@ -591,12 +591,27 @@ fn attributes_that_were_read_before_the_last_writer_closed_the_file_are_not_kept
         bed.mounted.attributes_may_be_kept(ino, now)
     };
     wait_until("the file has settled", may_be_kept);
-    bed.mounted.fast.settles(ino);
+    let settling = bed.mounted.fast.settling.begin(ino);
     assert!(!may_be_kept());
     let before = bed.mounted.moment();
-    bed.mounted.fast.has_settled(ino);
+    bed.mounted.fast.has_settled(settling);
     assert!(!bed.mounted.attributes_may_be_kept(ino, before));
     assert!(may_be_kept());
+}
+
+#[test]
+fn a_file_counts_as_written_until_the_times_of_its_last_write_are_set() {
+    let bed = Bed::new();
+    let absorbing = bed.file.absorbing.read();
+    std::thread::scope(|scope| {
+        scope.spawn(|| bed.mounted.close_file(&bed.handle));
+        wait_until("the release waits for the thread that absorbs", || {
+            bed.file.absorbing.try_read().is_none()
+        });
+        assert!(bed.file.is_written());
+        drop(absorbing);
+    });
+    assert!(!bed.file.is_written());
 }
 
 #[test]
