@@ -180,16 +180,21 @@ impl Jericho {
         EntryOut::new(attr, TTL, self.kept(attr, read))
     }
 
-    /// Answers a request that makes an inode, which began at `before`.
+    /// Returns how long the kernel may keep the attributes of an inode that the request has made. No program can open it before the
+    /// answer: the kernel keeps its directory locked until then, or it has no name.
+    pub(crate) fn kept_of_new(&self, attr: &Attr) -> Duration {
+        self.kept(attr, self.mounted.moment())
+    }
+
+    /// Answers a request that makes an inode.
     pub(crate) fn reply_made(
         &self,
         operation: &'static str,
         result: Result<Attr, Error>,
-        before: Moment,
         reply: Reply,
     ) {
         match result {
-            Ok(a) => reply.with(&self.entry(&a, before)),
+            Ok(a) => reply.with(&EntryOut::new(&a, TTL, self.kept_of_new(&a))),
             Err(e) => reply.error(errno(operation, &e)),
         }
     }

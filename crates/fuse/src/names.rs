@@ -54,10 +54,9 @@ impl Jericho {
             return reply.error(libc::EINVAL);
         };
         let (perm, user) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
-        let before = self.mounted.moment();
         let fs = self.mounted.fs();
         let result = fs.mknod(parent, name, kind, perm, args.rdev, user);
-        self.reply_made("mknod", result, before, reply);
+        self.reply_made("mknod", result, reply);
     }
 
     pub(crate) fn mkdir(
@@ -69,9 +68,8 @@ impl Jericho {
         reply: Reply,
     ) {
         let (perm, user) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
-        let before = self.mounted.moment();
         let result = self.mounted.fs().mkdir(parent, name, perm, user);
-        self.reply_made("mkdir", result, before, reply);
+        self.reply_made("mkdir", result, reply);
     }
 
     pub(crate) fn unlink(&self, parent: Ino, name: &[u8], reply: Reply) {
@@ -91,9 +89,8 @@ impl Jericho {
         reply: Reply,
     ) {
         let user = caller(req, 0);
-        let before = self.mounted.moment();
         let result = self.mounted.fs().symlink(parent, name, target, user);
-        self.reply_made("symlink", result, before, reply);
+        self.reply_made("symlink", result, reply);
     }
 
     pub(crate) fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32, reply: Reply) {

@@ -38,7 +38,6 @@ impl Jericho {
     ) {
         let (perm, user) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
         let (fs, flags) = (self.mounted.fs(), args.flags as i32);
-        let before = self.mounted.moment();
         let made = match fs.mknod(parent, name, Kind::File, perm, 0, user) {
             // Another request has created the file since the kernel's lookup. A truncation waits for inline writers, which this
             // thread may not do. After ESTALE, the kernel repeats its lookup, opens the file, and requests the truncation
@@ -47,24 +46,21 @@ impl Jericho {
                 match flags & libc::O_TRUNC {
                     0 => {
                         let found = self.mounted.lookup(parent, name);
-                        let kept = |attr: &Attr| self.kept_after_change(attr);
-                        return self.reply_created(found, flags, kept, reply);
+                        return self.reply_created(found, flags, Jericho::kept_after_change, reply);
                     }
                     _ => return reply.error(libc::ESTALE),
                 }
             }
             made => made,
         };
-        self.reply_created(made, flags, |attr| self.kept(attr, before), reply);
+        self.reply_created(made, flags, Jericho::kept_of_new, reply);
     }
 
     /// Creates a file without a name (O_TMPFILE), with one reference for the kernel.
     pub(crate) fn tmpfile(&self, req: &InHeader, dir: Ino, args: &CreateIn, reply: Reply) {
         let (perm, user) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
-        let before = self.mounted.moment();
         let made = self.mounted.fs().tmpfile(dir, perm, user);
-        let kept = |attr: &Attr| self.kept(attr, before);
-        self.reply_created(made, args.flags as i32, kept, reply);
+        self.reply_created(made, args.flags as i32, Jericho::kept_of_new, reply);
     }
 
     /// Opens a file and answers. `kept` returns how long the kernel may keep its attributes.
@@ -72,12 +68,12 @@ impl Jericho {
         &self,
         made: jericho_fs::Result<Attr>,
         flags: i32,
-        kept: impl Fn(&Attr) -> Duration,
+        kept: fn(&Jericho, &Attr) -> Duration,
         reply: Reply,
     ) {
         match self.open_made(made, flags) {
             Ok((attr, fh)) => reply.with(&CreateOut {
-                entry: EntryOut::new(&attr, TTL, kept(&attr)),
+                entry: EntryOut::new(&attr, TTL, kept(self, &attr)),
                 open: OpenOut::new(fh, FILE_FLAGS),
             }),
             Err(e) => reply.error(e),
