@@ -136,31 +136,23 @@ pub fn ask_path(dir: i32, path: &CStr) -> Result<()> {
     Ok(())
 }
 
-/// Returns the identity of an open file, without its size. The kernel answers this without a request to the daemon.
+/// Returns the identity of an open file, and the size that the kernel knows: the end for a seek, an append or a copy that the kernel
+/// makes now. The kernel answers this without a request to the daemon.
 pub fn identify(fd: i32) -> Result<Stat> {
     use rustix::fs::{AtFlags, StatxFlags};
     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let asked = StatxFlags::TYPE | StatxFlags::INO;
+    let asked = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE;
     match rustix::fs::statx(borrow(fd)?, c"", how, asked) {
         Ok(stat) => Ok(Stat {
             device: device(stat.stx_dev_major, stat.stx_dev_minor),
             inode: stat.stx_ino,
             is_regular: u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFREG,
-            size: 0,
+            size: stat.stx_size,
         }),
         // For emulators that do not implement statx.
         Err(Errno::NOSYS) => fstat(fd),
         Err(error) => Err(errno(error)),
     }
-}
-
-/// Returns the size of an open file as the kernel knows it, in bytes: the end for a seek, an append or a copy that the kernel makes
-/// now. The kernel answers this without a request to the daemon.
-pub fn known_size(fd: i32) -> Result<u64> {
-    use rustix::fs::{AtFlags, StatxFlags};
-    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let stat = rustix::fs::statx(borrow(fd)?, c"", how, StatxFlags::SIZE).map_err(errno)?;
-    Ok(stat.stx_size)
 }
 
 /// Returns a device number in the encoding of `fstat`, from its two parts.

@@ -16,10 +16,7 @@ pub fn lseek(fd: i32, offset: i64, whence: i32) -> Option<Result<i64>> {
     loop {
         match early::begin(fd, CallKind::Seek, true) {
             CallPath::Inline => {}
-            CallPath::Ordinary => {
-                refresh_end(fd, whence);
-                return None;
-            }
+            CallPath::Ordinary => break,
             CallPath::Counted(_call) => {
                 refresh_end(fd, whence);
                 return Some(files::lseek(fd, offset, whence));
@@ -30,12 +27,14 @@ pub fn lseek(fd: i32, offset: i64, whence: i32) -> Option<Result<i64>> {
             return result;
         }
         if !early::is_undecided(fd, &mut tries) {
-            if let Some(FdState::Described(open)) = descriptors::state(fd) {
-                refresh_end(open.fd, whence);
-            }
-            return None;
+            break;
         }
     }
+    // The caller makes the call. Most fds on the kernel path are not on a mount, and the library does not know which ones are.
+    if !matches!(descriptors::state(fd), None | Some(FdState::Kernel)) {
+        refresh_end(fd, whence);
+    }
+    None
 }
 
 /// Makes the kernel know the size, before it seeks to the end of a file.

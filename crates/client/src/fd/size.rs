@@ -40,8 +40,8 @@ pub fn size(fd: i32) -> Option<u64> {
 /// writer. So this compares the answer with the size that the kernel knows.
 pub fn refresh_size(fd: i32) {
     for _ in 0..REFRESHES {
-        match (files::fstat(fd), files::known_size(fd)) {
-            (Ok(stat), Ok(known)) if known < stat.size => {}
+        match (files::fstat(fd), files::identify(fd)) {
+            (Ok(answer), Ok(known)) if known.size < answer.size => {}
             _ => return,
         }
     }
