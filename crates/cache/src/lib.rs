@@ -59,3 +59,4 @@ pub use reader::Reader;
 pub use requests::{Done, Intent, Latched, PAGES_PER_GET_MAX};
 pub use shared::Observer;
 pub use slice::{Config, FRAMES_MIN, Resident, Slice, StartError};
+pub use small_sync::SmallSync;

@@ -98,6 +98,11 @@ pub trait Object: Send + Sync + 'static {
     /// not flushed yet.
     fn written(&self, first: u64, count: u32);
 
+    /// Reports what `written` reports of pages that are durable.
+    fn written_durably(&self, first: u64, count: u32) {
+        self.written(first, count);
+    }
+
     /// Returns whether the object keeps checksums of its pages. The slice then writes pages from private copies, calls
     /// `written_summed` in place of `written`, and `resolve_summed` in place of `resolve`. The answer never changes.
     fn has_checksums(&self) -> bool {

@@ -21,6 +21,7 @@ use crate::object::{Error, Object};
 use crate::requests::{Done, GetRequest, Intent, Latched, SyncJob};
 use crate::scheduler::{self, perform};
 use crate::shared::{Observer, SliceShared};
+use crate::small_sync::SmallSync;
 use crate::{operations, outage, pipeline, small_sync, waiting, write_back};
 
 /// Frames of the smallest slice: 4 MiB. A few large requests could take all frames of a smaller one.
@@ -319,15 +320,14 @@ impl Slice {
 
     /// Does the same as `sync` in the calling thread, which may have to wait for a device, if that takes few writes. Returns `None`
     /// if not; the caller then calls `sync`, which leaves out what this call has written. The caller holds no lock that
-    /// the object takes. Instead of being written, pages may be in the object's next commit (`Object::log`); `commits` says that the
-    /// caller commits in any case.
+    /// the object takes. Instead of being written, pages may be in the object's next commit (`Object::log`).
     pub fn sync_small(
         &self,
         object: &Arc<dyn Object>,
         pages: &Range<u64>,
-        commits: bool,
+        how: SmallSync,
     ) -> Option<Result<(), Error>> {
-        small_sync::sync(&self.shared, &self.devices, object, pages, commits)
+        small_sync::sync(&self.shared, &self.devices, object, pages, how)
     }
 
     /// Writes back all pages that are dirty at the time of the call.

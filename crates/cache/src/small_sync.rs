@@ -47,6 +47,15 @@ thread_local! {
     static COPY: Cell<Option<AlignedBuffer>> = const { Cell::new(None) };
 }
 
+/// How a small sync writes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SmallSync {
+    /// The caller commits in any case.
+    pub commits: bool,
+    /// Writes pages durably if that takes one write, so that no flush need follow.
+    pub durably: bool,
+}
+
 /// What a small sync has to do.
 pub(crate) struct Begun {
     /// Its own transfer, already recorded.
@@ -63,6 +72,8 @@ pub(crate) struct Begun {
 pub(crate) enum Kept {
     /// On the device. Has the checksums of the pages, if the object keeps some.
     InPlace(Vec<u32>),
+    /// On the device, durably. The object keeps no checksums.
+    Durable,
     /// With the object, which has them in its next commit.
     Logged,
 }
@@ -86,13 +97,13 @@ pub(crate) fn sync(
     devices: &[Arc<dyn Device>],
     object: &Arc<dyn Object>,
     pages: &Range<u64>,
-    commits: bool,
+    how: SmallSync,
 ) -> Option<Result<(), Error>> {
     shared.drain_clients();
     for _ in 0..ROUNDS_MAX {
         let begun = begin(&mut shared.lock(), &shared.context, object.id(), pages)?;
         let mut result = begun.started.map_or(Ok(()), |started| {
-            write_and_end(shared, devices, &started, commits)
+            write_and_end(shared, devices, &started, how)
         });
         if let Some(joined) = &begun.joined {
             result = joined.wait().and(result);
@@ -111,10 +122,10 @@ fn write_and_end(
     shared: &Arc<SliceShared>,
     devices: &[Arc<dyn Device>],
     started: &Started,
-    commits: bool,
+    how: SmallSync,
 ) -> Result<(), Error> {
     let transfer = SyncTransfer { shared, started };
-    let results = write(&shared.context, devices, started, commits);
+    let results = write(&shared.context, devices, started, how);
     transfer.end(&results);
     results.into_iter().try_for_each(|result| result.map(drop))
 }
@@ -193,16 +204,20 @@ fn write(
     context: &SliceContext,
     devices: &[Arc<dyn Device>],
     started: &Started,
-    commits: bool,
+    how: SmallSync,
 ) -> Vec<Written> {
     context.counts.small_syncs.fetch_add(1, Relaxed);
     let copy = COPY.take();
     let mut copy = copy.unwrap_or_else(|| AlignedBuffer::new(PAGES_MAX * PAGE));
     let mut frames = &started.frames[..];
     let mut results = vec![];
+    let how = SmallSync {
+        durably: how.durably && started.parts.len() == 1,
+        ..how
+    };
     for part in started.parts.iter() {
         let (own, rest) = frames.split_at(part.entries.len());
-        results.push(write_part(context, devices, part, own, commits, &mut copy));
+        results.push(write_part(context, devices, part, own, how, &mut copy));
         frames = rest;
     }
     COPY.set(Some(copy));
@@ -214,7 +229,7 @@ fn write_part(
     devices: &[Arc<dyn Device>],
     part: &Part,
     frames: &[u32],
-    commits: bool,
+    how: SmallSync,
     copy: &mut AlignedBuffer,
 ) -> Written {
     // A program may change a page during the copy. The page is dirty again then. The copy itself does not change, so
@@ -224,7 +239,7 @@ fn write_part(
         assert!(copied.is_ok(), "a frame that `choose` has checked");
     }
     let mut bytes = &copy.as_slice()[..frames.len() * PAGE];
-    if part.object.log(part.first, bytes, commits) {
+    if part.object.log(part.first, bytes, how.commits) {
         return Ok(Kept::Logged);
     }
     let sums = match part.object.has_checksums() {
@@ -234,6 +249,7 @@ fn write_part(
     let mut runs = vec![];
     part.object
         .allocate(part.first, frames.len() as u32, &mut runs)?;
+    let mut is_durable = how.durably && runs.len() == 1 && sums.is_empty();
     for run in runs {
         let PagePlace::Device {
             device,
@@ -243,7 +259,13 @@ fn write_part(
             panic!("an object allocated a hole");
         };
         let (own, rest) = bytes.split_at((run.pages as usize * PAGE).min(bytes.len()));
-        devices[usize::from(device)].write_at(offset_bytes, own)?;
+        let device = &devices[usize::from(device)];
+        // After a failure the plain write tells whether the device refuses the data. If it does not, the flush had failed. Then the next
+        // flush fails, too, and the caller learns it from that one.
+        is_durable = is_durable && device.write_durable(offset_bytes, own).is_ok();
+        if !is_durable {
+            device.write_at(offset_bytes, own)?;
+        }
         let counts = &context.counts;
         counts
             .written_back_bytes
@@ -255,7 +277,10 @@ fn write_part(
         bytes.is_empty(),
         "an object placed fewer pages than requested"
     );
-    Ok(Kept::InPlace(sums))
+    Ok(match is_durable {
+        true => Kept::Durable,
+        false => Kept::InPlace(sums),
+    })
 }
 
 /// Ends a transfer, with a result for each part: its pages are clean, or dirty again. The objects already know. Returns its
@@ -296,6 +321,7 @@ impl SyncTransfer<'_> {
                     part.object.written_summed(part.first, sums);
                 }
                 Ok(Kept::InPlace(_)) => part.object.written(part.first, count),
+                Ok(Kept::Durable) => part.object.written_durably(part.first, count),
                 Ok(Kept::Logged) => {}
                 Err(error) => write_back::note_failure(context, part, error),
             }

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use jericho_cache::{Config, Done, Error, FRAMES_MIN, Intent, Object, PagePlace, PageRun, Slice};
+use jericho_cache::{
+    Config, Done, Error, FRAMES_MIN, Intent, Object, PagePlace, PageRun, Slice, SmallSync,
+};
 use jericho_shm::{Flags, Key};
 use jericho_sim::{FaultPlan, Operation, SimDevice};
 use jericho_storage::Device;
@@ -17,6 +19,8 @@ const LONG: Duration = Duration::from_secs(60);
 struct Linear {
     id: u64,
     written: AtomicU64,
+    /// Pages that were reported as durable.
+    durable: AtomicU64,
     failed: AtomicU64,
 }
 
@@ -43,6 +47,9 @@ impl Object for Linear {
     }
     fn written(&self, _: u64, count: u32) {
         self.written.fetch_add(u64::from(count), Ordering::SeqCst);
+    }
+    fn written_durably(&self, _: u64, count: u32) {
+        self.durable.fetch_add(u64::from(count), Ordering::SeqCst);
     }
     fn write_failed(&self, _: u64, _: u32, _: &Error) {
         self.failed.fetch_add(1, Ordering::SeqCst);
@@ -71,6 +78,7 @@ impl Bed {
         let linear = Arc::new(Linear {
             id: 1,
             written: AtomicU64::new(0),
+            durable: AtomicU64::new(0),
             failed: AtomicU64::new(0),
         });
         Bed {
@@ -92,7 +100,8 @@ impl Bed {
     }
 
     fn sync_small(&self) -> Option<Result<(), Error>> {
-        self.slice.sync_small(&self.object, &(0..u64::MAX), false)
+        self.slice
+            .sync_small(&self.object, &(0..u64::MAX), SmallSync::default())
     }
 
     fn sync(&self) -> Result<(), Error> {
@@ -147,6 +156,7 @@ fn the_caller_writes_the_pages_itself_and_wakes_no_thread() {
     let other: Arc<dyn Object> = Arc::new(Linear {
         id: 2,
         written: AtomicU64::new(0),
+        durable: AtomicU64::new(0),
         failed: AtomicU64::new(0),
     });
     wait(|done| bed.slice.touch(&other, 100..101, done)).unwrap();
@@ -190,7 +200,9 @@ fn a_sync_of_many_pages_or_of_many_runs_is_left_to_the_evictor() {
     let counters = bed.slice.counters();
     assert_eq!(counters.small_syncs, 0);
     // The limits are those of the range.
-    let part = bed.slice.sync_small(&bed.object, &(0..7), false);
+    let part = bed
+        .slice
+        .sync_small(&bed.object, &(0..7), SmallSync::default());
     part.expect("a small sync").unwrap();
     assert_eq!(bed.first_dirty(), Some(8));
     bed.sync().unwrap();
@@ -347,11 +359,48 @@ fn a_write_of_the_evictor_in_flight_is_left_to_it() {
     bed.write(1, 2);
     assert!(bed.sync_small().is_none());
     // Another range is none of its business.
-    let other = bed.slice.sync_small(&bed.object, &(1..9), false);
+    let other = bed
+        .slice
+        .sync_small(&bed.object, &(1..9), SmallSync::default());
     other.expect("a small sync").unwrap();
     assert_eq!(bed.on_device(1), 2);
     drop(go);
     rx.recv_timeout(LONG).unwrap().unwrap();
+}
+
+#[test]
+fn a_small_sync_of_one_run_is_durable_without_a_flush_if_the_caller_asks_for_that() {
+    let bed = Bed::new();
+    let (tx, rx) = mpsc::channel();
+    bed.device
+        .set_before(move |operation| tx.send(operation).unwrap());
+    let sync = |pages: &[u64], byte| {
+        pages.iter().for_each(|page| bed.write(*page, byte));
+        rx.try_iter().for_each(drop);
+        let how = SmallSync {
+            commits: false,
+            durably: true,
+        };
+        let result = bed.slice.sync_small(&bed.object, &(0..u64::MAX), how);
+        result.expect("a small sync").unwrap();
+        let operations: Vec<_> = rx.try_iter().collect();
+        for page in pages {
+            assert_eq!(
+                (bed.flags(*page), bed.on_device(*page)),
+                ((false, false), byte)
+            );
+        }
+        let count = |pages: &AtomicU64| pages.swap(0, Ordering::SeqCst);
+        let (durable, written) = (&bed.linear.durable, &bed.linear.written);
+        (operations, count(durable), count(written))
+    };
+    use Operation::{DurableWrite, Write};
+    assert_eq!(sync(&[5, 6], 1), (vec![DurableWrite], 2, 0));
+    assert_eq!(sync(&[5, 7], 2), (vec![Write, Write], 0, 2));
+    // After a refusal the pages are not reported as durable.
+    (bed.device).set_plan(FaultPlan::fail_nth(Some(DurableWrite), 1, 5));
+    assert_eq!(sync(&[5], 3), (vec![DurableWrite, Write], 0, 1));
+    assert_eq!(bed.linear.failed.load(Ordering::SeqCst), 0);
 }
 
 #[test]

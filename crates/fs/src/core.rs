@@ -19,8 +19,8 @@ use crate::commit::{Commits, Waiter};
 use crate::data::extents::Map;
 use crate::data::file::CacheResult;
 use crate::data::leaving::Leaving;
+use crate::data::operations::NewestOperations;
 use crate::data::share::Share;
-use crate::data::shared_flushes::SharedFlushes;
 use crate::data::write_errors::{SeenErrors, WriteErrors};
 use crate::discard::Discards;
 use crate::error::{self, Error, Result};
@@ -64,8 +64,8 @@ pub struct Core {
     pub turn: AtomicU64,
     pub leaving: Leaving,
     pub flushes: DataFlushes,
-    /// The threads that flush for syncs, and the syncs that wait for them.
-    pub shared_flushes: SharedFlushes,
+    /// By which the sync of a directory knows whether it must commit.
+    pub operations: NewestOperations,
     pub closed: AtomicBool,
     /// The write-back errors of all files, and those that syncs of the volume have reported.
     pub errors: WriteErrors,
@@ -495,8 +495,8 @@ impl FileHost for Core {
         self.slices.get(usize::from(slice))
     }
 
-    fn took_data(&self, blocks: Blocks) {
-        Core::took_data(self, blocks);
+    fn flushes(&self) -> &DataFlushes {
+        &self.flushes
     }
 
     fn mark_dirty(&self, inode: &Arc<Inode>) {

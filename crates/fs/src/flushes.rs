@@ -39,19 +39,17 @@ impl DataFlushes {
     }
 
     /// Returns whether all writes to a device that have this epoch are durable.
-    #[allow(
-        dead_code,
-        reason = "for syncs that write durably: they flush only if earlier writes need it"
-    )]
     pub fn is_flushed(&self, device: u16, epoch: FlushEpoch) -> bool {
         let device = self.0.get(usize::from(device));
         device.is_some_and(|device| device.epochs.is_flushed(epoch))
     }
 
-    /// Returns whether a recorded write to a device may not be durable.
-    pub fn needs_flush(&self, device: u16) -> bool {
-        let device = self.0.get(usize::from(device));
-        device.is_some_and(|device| device.epochs.needs_flush())
+    /// Returns the devices with recorded writes that may not be durable, each with the epoch of the newest one.
+    pub fn unflushed(&self) -> Vec<(u16, FlushEpoch)> {
+        let devices = (0_u16..).zip(&self.0);
+        devices
+            .filter_map(|(number, device)| Some((number, device.epochs.unflushed()?)))
+            .collect()
     }
 
     /// Makes the data on `devices` durable whose write was recorded before the call.

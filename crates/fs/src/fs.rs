@@ -17,8 +17,8 @@ use parking_lot::Mutex;
 use crate::commit::{checkpointer, committer};
 use crate::core::{Core, NAME_MAX, TURN_NAME, wait};
 use crate::data::leaving::Leaving;
+use crate::data::operations::NewestOperations;
 use crate::data::settle;
-use crate::data::shared_flushes::SharedFlushes;
 use crate::data::write_errors::{SeenErrors, WriteErrors};
 use crate::discard::{Discards, discarder};
 use crate::error::{Error, Result};
@@ -76,7 +76,7 @@ impl Fs {
             turn: AtomicU64::new(root.value(TURN_NAME)?.unwrap_or(0)),
             leaving: Leaving::default(),
             flushes: DataFlushes::new(volume.devices()),
-            shared_flushes: SharedFlushes::new(volume.devices().len()),
+            operations: NewestOperations::new(),
             closed: AtomicBool::new(false),
             errors: WriteErrors::default(),
             errors_reported: SeenErrors::default(),

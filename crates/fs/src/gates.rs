@@ -107,7 +107,7 @@ impl Core {
         }
         for id in set.iter() {
             let batch = self.shards.get(id).commits.seq();
-            self.shared_flushes.operations.note(id, batch);
+            self.operations.note(id, batch);
         }
         Ok(gates)
     }

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use jericho_cache::Slice;
 use jericho_format::sums::Group;
-use jericho_metadata::alloc::{Allocator, Blocks};
+use jericho_metadata::alloc::Allocator;
 use jericho_metadata::shard::{ShardId, ShardMap};
 use jericho_volume::Volume;
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
+use crate::flushes::DataFlushes;
 use crate::inode::{FileHost, Inode};
 use crate::types::{Ino, SliceId};
 
@@ -66,8 +67,8 @@ impl FileHost for Host {
         self.0.cache(slice)
     }
 
-    fn took_data(&self, blocks: Blocks) {
-        self.0.took_data(blocks);
+    fn flushes(&self) -> &DataFlushes {
+        self.0.flushes()
     }
 
     fn mark_dirty(&self, inode: &Arc<Inode>) {

@@ -12,13 +12,15 @@ use jericho_cache::Slice;
 use jericho_format::sums::Group;
 use jericho_metadata::alloc::Allocator;
 use jericho_metadata::store::InodeRecord;
-use jericho_volume::{Blocks, SliceId, Volume};
+use jericho_volume::{SliceId, Volume};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::data::extents::Map;
+use crate::data::unflushed::Unflushed;
 use crate::data::write_errors::WriteErrors;
 use crate::data::writers::Writers;
 use crate::error::Error;
+use crate::flushes::DataFlushes;
 use crate::names::known_privileges::KnownPrivileges;
 use crate::names::overlay::Overlay;
 use crate::objects::ObjectNumber;
@@ -104,6 +106,7 @@ pub struct File {
     /// Time of the last write that set the times, in ticks.
     pub(crate) tick: AtomicU64,
     pub(crate) errors: WriteErrors,
+    pub(crate) unflushed: Unflushed,
     pub(crate) writers: Mutex<Writers>,
     pub(crate) writers_changed: Condvar,
     /// New contents replace old ones: the file was truncated to nothing, or renamed over another. The last close clears this.
@@ -124,8 +127,8 @@ pub trait FileHost: Send + Sync {
     fn allocator(&self) -> &Allocator;
     /// Returns the cache of a slice, or `None` if the filesystem was opened without caches.
     fn cache(&self, slice: SliceId) -> Option<&Arc<Slice>>;
-    /// Records that data was written to blocks. Their devices are flushed before the next batch.
-    fn took_data(&self, blocks: Blocks);
+    /// Returns the flushes of the devices.
+    fn flushes(&self) -> &DataFlushes;
     /// Includes the inode's attributes in the next batch.
     fn mark_dirty(&self, inode: &Arc<Inode>);
     /// Records that the write-back of a file's pages failed.

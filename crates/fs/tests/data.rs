@@ -9,7 +9,7 @@ use jericho_cache::{Error as CacheError, Intent, Object, PageRun};
 use jericho_fs::Error;
 use jericho_fs::types::{ROOT, SliceId};
 use jericho_fs::{File, Fs};
-use jericho_sim::{FaultPlan, Operation, Random};
+use jericho_sim::{Effect, Fault, FaultPlan, Operation, Random};
 use jericho_storage::{Cause, Device, IoError};
 
 mod mount;
@@ -865,7 +865,7 @@ fn a_write_back_error_reaches_the_fsync() {
 }
 
 #[test]
-fn an_overwrite_is_made_durable_by_the_thread_that_asks_with_one_write_and_one_flush() {
+fn an_overwrite_is_made_durable_by_the_thread_that_asks_with_one_durable_write() {
     let mut mount = Mount::new(64 << 20);
     let file = mount.durable("f", 8 * PAGE as usize);
     // The next batch is an hour away, and this change of the times is not needed.
@@ -893,7 +893,7 @@ fn an_overwrite_is_made_durable_by_the_thread_that_asks_with_one_write_and_one_f
         let wanted = match round {
             // Also page 0, which the range does not include.
             2 => vec![Operation::Write, Operation::Write, Operation::Flush],
-            _ => vec![Operation::Write, Operation::Flush],
+            _ => vec![Operation::DurableWrite],
         };
         let seen: Vec<_> = operations.try_iter().collect();
         assert!(seen.iter().all(|(_, thread)| *thread == own), "{seen:?}");
@@ -907,33 +907,58 @@ fn an_overwrite_is_made_durable_by_the_thread_that_asks_with_one_write_and_one_f
 }
 
 #[test]
-fn a_sync_that_still_writes_flushes_for_the_syncs_that_have_written() {
+fn an_overwrite_is_synced_by_one_durable_write_whatever_other_files_have_not_flushed() {
     let mut mount = Mount::new(64 << 20);
-    let names = ["a", "b", "c"];
-    let files = names.map(|name| mount.durable(name, PAGE as usize));
-    for (seed, file) in files.iter().enumerate() {
-        mount.write(file, 0, &pattern(seed as u64 + 1, 100));
+    let names = ["synced", "other"];
+    let [file, other] = names.map(|name| mount.durable(name, PAGE as usize));
+    let kinds = [Operation::Write, Operation::DurableWrite, Operation::Flush];
+    let counts = |mount: &Mount| kinds.map(|kind| mount.device.operations(Some(kind)));
+    // The first sync of a file that may have been in memory before flushes.
+    for file in [&file, &other] {
+        mount.write(file, 0, &pattern(1, 100));
+        mount.begin_fdatasync(file).recv().unwrap().unwrap();
     }
-    let flushes = || mount.device.operations(Some(Operation::Flush));
-    let before = flushes();
-    let (begun, go) = mount.device.block_next(Operation::Write);
-    std::thread::scope(|scope| {
-        let last = scope.spawn(|| mount.begin_fdatasync(&files[0]).try_recv().unwrap());
-        begun.recv().unwrap();
-        let others = [1, 2].map(|n| mount.begin_fdatasync(&files[n]));
-        assert!(others.iter().all(|other| other.try_recv().is_err()));
-        assert_eq!(flushes(), before);
-        drop(go);
-        last.join().unwrap().unwrap();
-        for other in others {
-            other.recv().unwrap().unwrap();
-        }
-    });
-    assert_eq!(flushes(), before + 1);
-    let expected = files.each_ref().map(|file| mount.read(file));
-    drop(files);
+    mount.write(&other, 0, &pattern(2, 100));
+    write_back(&mount, &other);
+    let before = counts(&mount);
+    mount.write(&file, 0, &pattern(3, 100));
+    mount.begin_fdatasync(&file).recv().unwrap().unwrap();
+    let after = counts(&mount);
+    assert_eq!([0, 1, 2].map(|n| after[n] - before[n]), [0, 1, 0]);
+    // The evictor's write of the other file is not durable yet.
+    mount.begin_fdatasync(&other).recv().unwrap().unwrap();
+    assert_eq!(counts(&mount)[2], after[2] + 1);
+    // A write of the evictor to the same file needs a flush, too.
+    mount.write(&file, 0, &pattern(4, 100));
+    write_back(&mount, &file);
+    mount.write(&file, 200, &pattern(5, 100));
+    mount.begin_fdatasync(&file).recv().unwrap().unwrap();
+    assert_eq!(counts(&mount)[2], after[2] + 2);
+    let expected = [&file, &other].map(|file| mount.read(file));
+    drop((file, other));
     mount.power_cut(5);
     assert!(names.map(|name| mount.read(&mount.open(name))) == expected);
+}
+
+#[test]
+fn the_sync_of_a_file_that_left_memory_makes_its_earlier_write_back_durable() {
+    let mut mount = Mount::new(64 << 20);
+    let file = mount.durable("f", 2 * PAGE as usize);
+    for seed in 1..3 {
+        mount.write(&file, 0, &pattern(seed, 100));
+        mount.begin_fdatasync(&file).recv().unwrap().unwrap();
+    }
+    mount.write(&file, 0, &pattern(3, 100));
+    write_back(&mount, &file);
+    let expected = mount.read(&file);
+    let ino = file.ino();
+    drop(file);
+    mount.fs().forget(ino, 1);
+    let file = mount.open("f");
+    mount.begin_fdatasync(&file).recv().unwrap().unwrap();
+    drop(file);
+    mount.power_cut(7);
+    assert!(mount.read(&mount.open("f")) == expected);
 }
 
 #[test]
@@ -945,6 +970,9 @@ fn a_clean_file_waits_for_a_flush_that_began_after_its_write_back() {
     ];
     let (begun, go) = mount.device.block_next(Operation::Flush);
     mount.write(&files[0], 0, &pattern(1, 100));
+    write_back(&mount, &files[0]);
+    let flushes = || mount.device.operations(Some(Operation::Flush));
+    let before = flushes();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| mount.begin_fdatasync(&files[0]).recv().unwrap());
         begun.recv().unwrap();
@@ -956,20 +984,23 @@ fn a_clean_file_waits_for_a_flush_that_began_after_its_write_back() {
             mount.slices[home].first_dirty(files[1].object_id(), 0),
             None
         );
-        let second = mount.begin_fdatasync(&files[1]);
-        assert!(second.try_recv().is_err(), "no flush covers the page");
         assert!(mount.device.volatile_changes() > 0);
+        let second = mount.begin_fdatasync(&files[1]).recv().unwrap();
+        // A flush counts when it is no longer blocked.
+        assert_eq!(flushes(), before + 1, "no flush covered the page");
+        assert_eq!(mount.device.volatile_changes(), 0);
         drop(go);
+        second.unwrap();
         first.join().unwrap().unwrap();
-        second.recv().unwrap().unwrap();
     });
-    assert_eq!(mount.device.volatile_changes(), 0);
 }
 
 #[test]
 fn a_failed_flush_in_the_thread_that_asks_ends_all_changes() {
     let mount = Mount::new(64 << 20);
     let file = mount.durable("f", PAGE as usize);
+    mount.write(&file, 0, &pattern(1, 100));
+    write_back(&mount, &file);
     mount
         .device
         .set_plan(FaultPlan::fail_nth(Some(Operation::Flush), 1, 5));
@@ -985,13 +1016,39 @@ fn a_failed_flush_in_the_thread_that_asks_ends_all_changes() {
 }
 
 #[test]
+fn a_durable_write_that_fails_as_a_flush_does_ends_all_changes() {
+    let mount = Mount::new(64 << 20);
+    let file = mount.durable("f", PAGE as usize);
+    // A device that has lost data fails every later flush.
+    let fails = |operation| Fault {
+        operation: Some(operation),
+        nth: 1,
+        is_lasting: true,
+        effect: Effect::Errno(5),
+    };
+    mount.device.set_plan(FaultPlan {
+        faults: [Operation::DurableWrite, Operation::Flush]
+            .map(fails)
+            .into(),
+        ..FaultPlan::default()
+    });
+    mount.write(&file, 0, &pattern(1, 100));
+    let failed = mount.begin_fdatasync(&file).recv().unwrap();
+    assert_eq!(failed.unwrap_err().errno(), 5);
+    assert!(!mount.fs().may_recover());
+}
+
+#[test]
 fn a_failed_write_in_the_thread_that_asks_is_reported_once_and_the_next_sync_succeeds() {
     let mut mount = Mount::new(64 << 20);
     let file = mount.durable("f", PAGE as usize);
     mount.write(&file, 0, &pattern(1, PAGE as usize));
-    mount
-        .device
-        .set_plan(FaultPlan::fail_nth(Some(Operation::Write), 1, 5));
+    mount.device.set_plan(FaultPlan {
+        faults: [Operation::DurableWrite, Operation::Write]
+            .map(|operation| FaultPlan::fail_nth(Some(operation), 1, 5).faults[0])
+            .into(),
+        ..FaultPlan::default()
+    });
     let failed = mount.begin_fdatasync(&file).recv().unwrap();
     assert_eq!(failed.unwrap_err().errno(), 5);
     mount.begin_fdatasync(&file).recv().unwrap().unwrap();
@@ -1007,7 +1064,7 @@ fn a_panic_in_the_thread_that_asks_ends_all_changes() {
     mount.write(&file, 0, &pattern(1, 100));
     mount
         .device
-        .set_plan(FaultPlan::panic_at(Some(Operation::Write), 1));
+        .set_plan(FaultPlan::panic_at(Some(Operation::DurableWrite), 1));
     std::thread::scope(|scope| {
         let panicked = scope.spawn(|| drop(mount.begin_fdatasync(&file))).join();
         assert!(panicked.is_err());

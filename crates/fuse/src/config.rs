@@ -46,7 +46,7 @@ pub struct MountConfig {
     pub allow_other: bool,
     /// The kernel honours set-id bits and device files, as in a mount by root.
     pub privileged: bool,
-    /// Number of threads that serve requests. `None`: one per CPU, at least 4 and at most 32, then rounded up to equally many for
+    /// Number of threads that serve requests. `None`: one per CPU, at least 8 and at most 32, then rounded up to equally many for
     /// each node.
     pub workers: Option<usize>,
     /// The transport of requests.

@@ -28,14 +28,15 @@ impl WorkerNodes {
         }
     }
 
-    /// Returns the default number of workers: one per CPU, at least 4 and at most 32, then rounded up to equally many for each
-    /// node. There are at least 4 because a request that waits for a device holds its worker.
+    /// Returns the default number of workers: one per CPU, at least 8 and at most 32, then rounded up to equally many for each
+    /// node. There are at least 8 because a request that waits for a device holds its worker, and syncs that wait at the same time
+    /// share a flush.
     pub(crate) fn default_workers(&self) -> usize {
         let mut cpus: Vec<u32> = self.nodes.iter().flatten().copied().collect();
         cpus.sort_unstable();
         cpus.dedup();
         let nodes = self.nodes.len().clamp(1, 32);
-        cpus.len().clamp(4, 32).next_multiple_of(nodes)
+        cpus.len().clamp(8, 32).next_multiple_of(nodes)
     }
 
     /// Binds the calling thread to the next node's CPUs.

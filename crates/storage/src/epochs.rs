@@ -37,6 +37,12 @@ impl FlushEpochs {
         epochs.written > epochs.flushed
     }
 
+    /// Returns the epoch of the newest recorded write, if it may not be durable.
+    pub fn unflushed(&self) -> Option<FlushEpoch> {
+        let epochs = self.lock();
+        (epochs.written > epochs.flushed).then_some(epochs.written)
+    }
+
     /// Returns whether all writes with this epoch are durable.
     pub fn is_flushed(&self, epoch: FlushEpoch) -> bool {
         epoch <= self.lock().flushed

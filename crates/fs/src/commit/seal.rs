@@ -141,7 +141,7 @@ impl Held {
             commits.link(self.strays);
             // So a sync of a directory commits the next batch. No thread seals it while the cut is locked.
             let shard = core.shards.map().of_ino(self.inode.ino);
-            (core.shared_flushes.operations).note(shard, commits.seq());
+            core.operations.note(shard, commits.seq());
         }
         let (inode, is_dead) = (self.inode.clone(), self.is_dead);
         if self.left_since.is_some() {

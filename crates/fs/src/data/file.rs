@@ -17,6 +17,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::data::extents::{At, Map, PageState, Placing};
 use crate::data::layout::Layout;
+use crate::data::unflushed::Unflushed;
 use crate::data::write_errors::{SeenErrors, WriteErrors};
 use crate::data::writers::{Waiting, Writers};
 use crate::error::{self, Error, Result};
@@ -95,6 +96,7 @@ impl File {
             tail_unsure: AtomicBool::new(meta.stored && !size.is_multiple_of(PAGE_BYTES)),
             tick: AtomicU64::new(0),
             errors: WriteErrors::default(),
+            unflushed: Unflushed::default(),
             writers: Mutex::default(),
             writers_changed: Condvar::new(),
             replacing: AtomicBool::new(false),
@@ -592,11 +594,19 @@ impl Object for File {
     }
 
     fn written(&self, first: u64, count: u32) {
-        self.wrote(range(first, count), &[]);
+        self.wrote(range(first, count), &[], Durability::AfterFlush);
+    }
+
+    fn written_durably(&self, first: u64, count: u32) {
+        self.wrote(range(first, count), &[], Durability::Durable);
     }
 
     fn written_summed(&self, first: u64, sums: &[u32]) {
-        self.wrote(range(first, sums.len() as u32), sums);
+        self.wrote(
+            range(first, sums.len() as u32),
+            sums,
+            Durability::AfterFlush,
+        );
     }
 
     fn write_back_ended(&self) {
@@ -613,9 +623,26 @@ impl Object for File {
     }
 }
 
+/// Whether data that was written is durable.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Durability {
+    Durable,
+    /// The device may have it in its cache.
+    AfterFlush,
+}
+
 impl File {
+    /// Records that data was written to blocks. Their devices are flushed before the next batch, and before the end of the file's next sync.
+    fn note_write(&self, blocks: Blocks) {
+        for run in self.host.volume().runs(blocks) {
+            if let Some(epoch) = self.host.flushes().note_write(run.device) {
+                self.unflushed.note(run.device, epoch);
+            }
+        }
+    }
+
     /// Records that pages are on the device, where they were placed. `sums` are their checksums, or empty.
-    fn wrote(&self, pages: Range<u64>, sums: &[u32]) {
+    fn wrote(&self, pages: Range<u64>, sums: &[u32], durability: Durability) {
         let mut changed = !sums.is_empty();
         let mut had_images = false;
         {
@@ -623,8 +650,10 @@ impl File {
             for run in map.extents.within(pages.clone()) {
                 if let PageState::Pending { to: at, .. } | PageState::Data(at) = run.state {
                     let blocks = at.blocks(run.count);
-                    // Comes before the change of state: a batch that sees the new state must flush this device.
-                    self.host.took_data(blocks);
+                    if durability == Durability::AfterFlush {
+                        // Comes before the change of state: a batch that sees the new state must flush this device.
+                        self.note_write(blocks);
+                    }
                     had_images |= self.host.allocator().logged(blocks).wrote(blocks);
                 }
                 changed |= matches!(run.state, PageState::Pending { .. });

@@ -1,8 +1,8 @@
 //! Syncs of files, ranges and directories: writes the data to the device, and then the metadata needed to find it.
 //!
-//! A caller that may block writes a few dirty pages itself (`Slice::sync_small`). It then flushes the devices itself, too
-//! (`shared_flushes`), or commits itself if the file has metadata that is not durable (`commit/leader.rs`): no other thread takes
-//! part. If the caller commits, the pages go into the batch and not into their blocks (`logged`), so the sync is one durable write.
+//! A caller that may block writes a few dirty pages itself (`Slice::sync_small`), durably if one write suffices. If the file has other data
+//! that may not be durable (`unflushed`), the caller flushes the devices. If the file has metadata that is not durable, the caller commits
+//! (`commit/leader.rs`). No other thread takes part. If the caller commits, the pages go into the batch and not into their blocks (`logged`), so the sync is one durable write.
 //!
 //! Otherwise the cache writes the data back and reports the completion in a thread of the slice, which must not wait. That thread
 //! passes the request to the committer. The committer flushes the devices and, if the file has metadata that is not durable,
@@ -12,20 +12,20 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use jericho_cache::SmallSync;
 use jericho_format::PAGE_BYTES;
 use jericho_metadata::shard::{ShardId, ShardSet};
 
 use crate::commit::{Waiter, leader};
 use crate::core::{Core, PAGES};
 use crate::data::file::CacheResult;
-use crate::data::shared_flushes::Coming;
-use crate::error::{self, Result};
+use crate::error::{self, Error, Result};
 use crate::fs::Fs;
 use crate::inode::File;
 use crate::inode::Inode;
 use crate::table::Table;
 use crate::types::Done;
-use crate::types::{Ino, SliceId};
+use crate::types::Ino;
 
 impl Fs {
     /// Writes the file's data back, flushes it and commits its metadata, as fsync and fdatasync do. With `datasync` commits
@@ -109,25 +109,19 @@ impl Fs {
         };
         let Some(cache) = file.cache() else {
             return match caller {
-                Caller::MayBlock => sync.written_here(Ok(()), None),
+                Caller::MayBlock => sync.written_here(Ok(())),
                 Caller::MustNotBlock => sync.written(Ok(())),
             };
         };
         if caller == Caller::MayBlock {
             let _fails = FailsOnPanic(core);
             let commits = sync.commits();
-            let mut data = core.shards_of(file);
-            // Callbacks of other files may wait for this caller's flush of the device, also if this file has no data there.
-            let home = file.layout().home();
-            data.insert(core.shards.map().of_slice(home));
-            let hand_over = |done| flush_by_committer(core, file.ino(), data, done);
-            let device = core.device_of(home).filter(|_| !commits);
-            let coming = device.map(|device| {
-                let shared = &core.shared_flushes;
-                shared.begin(&core.flushes, device, &hand_over)
-            });
-            if let Some(result) = cache.sync_small(&file.object(), &pages, commits) {
-                return sync.written_here(result, coming);
+            // Otherwise a flush has to follow in any case.
+            let durably = !commits && file.unflushed.devices(&core.flushes).is_empty();
+            if let Some(result) =
+                cache.sync_small(&file.object(), &pages, SmallSync { commits, durably })
+            {
+                return sync.written_here(result);
             }
         }
         let after = move |result| sync.written(result);
@@ -181,16 +175,15 @@ impl FileSync {
     }
 
     /// Continues after the calling thread has written the data back itself, or has failed to. It may block.
-    fn written_here(self, result: CacheResult, coming: Option<Coming<'_>>) {
+    fn written_here(self, result: CacheResult) {
         let Ok(sync) = self.note_written(result) else {
             return;
         };
-        if sync.commits() {
-            // The commit flushes the devices itself, so other syncs need not wait for this caller.
-            drop(coming);
-            return sync.commit(true, Caller::MayBlock);
+        match sync.commits() {
+            // The commit flushes the devices itself.
+            true => sync.commit(true, Caller::MayBlock),
+            false => (sync.done)(flush(&sync.core, &sync.file)),
         }
-        flush(&sync.core, &sync.file, coming, sync.done);
     }
 
     /// Records how far the file was written back. After a failure calls `done` with the error and returns `Err`.
@@ -224,7 +217,7 @@ impl FileSync {
 /// Returns whether the directory is not durable, or an operation on names or attributes of its shard that has ended is not.
 fn needs_commit(core: &Core, dir: &Inode) -> bool {
     let shard = core.shards.map().of_ino(dir.ino);
-    let newest = core.shared_flushes.operations.newest(shard);
+    let newest = core.operations.newest(shard);
     // Read after `newest`, so that a batch that became durable meanwhile counts.
     let durable = core.commits_of(dir.ino).durable();
     newest > durable || dir.is_uncommitted(durable)
@@ -238,41 +231,15 @@ fn commit_for(core: &Core, shard: ShardId, waiter: Waiter, caller: Caller) {
     }
 }
 
-/// Flushes the devices that have data of a file: in the calling thread, or in another one that is flushing or soon will.
-fn flush(core: &Arc<Core>, file: &Arc<File>, coming: Option<Coming<'_>>, done: Done) {
+/// Flushes the devices that have data of a file that may not be durable. Threads that flush a device at the same time share a flush.
+fn flush(core: &Core, file: &File) -> Result<()> {
     let _fails = FailsOnPanic(core);
-    let ino = file.ino();
-    let of_volume = core.clone();
-    let flushed = move |flushed: Result<()>| {
-        if let Err(error) = &flushed {
-            of_volume.end_changes(ShardSet::default(), error);
-        }
-        done(of_volume.commits_of(ino).failure().and(flushed));
-    };
-    let data = core.shards_of(file);
-    let hand_over = |done| flush_by_committer(core, ino, data, done);
-    let devices = core.devices_of(data);
-    let (shared, done) = (&core.shared_flushes, Box::new(flushed));
-    shared.flush(&core.flushes, devices, coming, done, &hand_over);
-}
-
-/// Has the committer of an inode's shard flush the devices of these shards.
-fn flush_by_committer(core: &Core, ino: Ino, data: ShardSet, done: Done) {
-    core.commits_of(ino).enqueue(Waiter {
-        commit: false,
-        data,
-        ..Waiter::for_all(done)
-    });
-}
-
-impl Core {
-    /// Returns the device to which new contents of files in a slice go. Returns `None` if there are several.
-    fn device_of(&self, home: SliceId) -> Option<u16> {
-        let slice = &self.volume.slices()[usize::from(home)];
-        let mut devices = slice.regions().iter().map(|region| region.device);
-        let first = devices.next();
-        first.filter(|first| devices.all(|device| device == *first))
+    let flushed = core.flushes.flush(file.unflushed.devices(&core.flushes));
+    let flushed = flushed.map_err(Error::from);
+    if let Err(error) = &flushed {
+        core.end_changes(ShardSet::default(), error);
     }
+    core.commits_of(file.ino()).failure().and(flushed)
 }
 
 /// Returns the pages that `sync_range` has to write, and its scope.

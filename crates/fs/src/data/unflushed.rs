@@ -1,0 +1,87 @@
+//! The data of a file that is on its devices and may not be durable.
+//!
+//! A sync of the file makes this data durable. Without this record it would flush each device on which other files were written, and it could
+//! not write its own pages durably in one call: while other files are written, no device is ever without such data.
+
+use jericho_storage::FlushEpoch;
+use parking_lot::Mutex;
+
+use crate::flushes::DataFlushes;
+
+/// By device: the epoch of the file's newest write that was not durable. `None` until the first sync: the file may have been in
+/// memory before, so its writes are not known.
+#[derive(Default)]
+pub struct Unflushed(Mutex<Option<Vec<(u16, FlushEpoch)>>>);
+
+impl Unflushed {
+    /// Records a write of the file's data, which `DataFlushes` has recorded.
+    pub fn note(&self, device: u16, epoch: FlushEpoch) {
+        if let Some(newest) = &mut *self.0.lock() {
+            newest.retain(|(other, _)| *other != device);
+            newest.push((device, epoch));
+        }
+    }
+
+    /// Returns the devices that have data of the file that may not be durable.
+    pub fn devices(&self, flushes: &DataFlushes) -> Vec<u16> {
+        let mut newest = self.0.lock();
+        let newest = newest.get_or_insert_with(|| flushes.unflushed());
+        newest.retain(|(device, epoch)| !flushes.is_flushed(*device, *epoch));
+        newest.iter().map(|(device, _)| *device).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jericho_sim::SimDevice;
+    use jericho_storage::Device;
+    use std::sync::Arc;
+
+    fn flushes() -> DataFlushes {
+        let devices: [Arc<dyn Device>; 2] = ["one", "two"].map(|name| {
+            let device: Arc<dyn Device> = Arc::new(SimDevice::new(name, 1 << 20));
+            device
+        });
+        DataFlushes::new(&devices)
+    }
+
+    fn write(file: &Unflushed, flushes: &DataFlushes, device: u16) {
+        file.note(device, flushes.note_write(device).unwrap());
+    }
+
+    #[test]
+    fn a_file_needs_flushes_of_the_devices_on_which_it_was_written_only() {
+        let flushes = flushes();
+        let [file, other] = [Unflushed::default(), Unflushed::default()];
+        assert!(file.devices(&flushes).is_empty() && other.devices(&flushes).is_empty());
+        write(&other, &flushes, 0);
+        write(&file, &flushes, 1);
+        assert_eq!(file.devices(&flushes), [1]);
+        flushes.flush([1]).unwrap();
+        assert!(file.devices(&flushes).is_empty());
+        assert_eq!(other.devices(&flushes), [0]);
+    }
+
+    #[test]
+    fn writes_before_the_file_came_into_memory_count() {
+        let flushes = flushes();
+        flushes.note_write(1).unwrap();
+        let file = Unflushed::default();
+        write(&file, &flushes, 0);
+        assert_eq!(file.devices(&flushes), [0, 1]);
+        flushes.flush([0, 1]).unwrap();
+        assert!(file.devices(&flushes).is_empty());
+    }
+
+    #[test]
+    fn a_write_during_a_flush_needs_another_one() {
+        let flushes = flushes();
+        let file = Unflushed::default();
+        assert!(file.devices(&flushes).is_empty());
+        write(&file, &flushes, 0);
+        flushes.flush([0]).unwrap();
+        write(&file, &flushes, 0);
+        assert_eq!(file.devices(&flushes), [0]);
+    }
+}
