@@ -4,12 +4,12 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
-use jericho_sys::service as threads;
+use jericho_sys::limits::Memory;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
+use crate::crew::{Body, Crew, Place, THREADS_MAX};
 use crate::filesystem::{Jericho, REQUEST_BYTES_MAX};
 use crate::protocol::InHeader;
 use crate::protocol::init::{Agreed, Outcome, Wanted, negotiate};
@@ -82,8 +82,8 @@ pub(crate) fn handshake(channel: &OwnedFd, wanted: &Wanted) -> io::Result<Agreed
     }
 }
 
-/// The threads that serve a mount through the device. They end with the mount.
-pub(crate) struct Workers(Vec<JoinHandle<io::Result<()>>>);
+/// The threads that serve a mount through the device. They end with the mount. While requests hang, there are more (`crew`).
+pub(crate) struct Workers(Arc<Crew>);
 
 impl Workers {
     /// Starts `count` threads. With `own_channels`, each thread gets a channel of its own, so that a reply wakes and locks no
@@ -96,60 +96,70 @@ impl Workers {
         filesystem: &Jericho,
         nodes: &Arc<WorkerNodes>,
     ) -> io::Result<Workers> {
-        let mut workers = Workers(vec![]);
-        for n in 0..count {
-            let channel = match own_channels && n > 0 {
-                true => Arc::new(jericho_sys::fuse_device::clone(channel)?),
-                false => channel.clone(),
+        let (shared, filesystem) = (channel.clone(), filesystem.clone());
+        let prepare = move |number: usize| -> io::Result<Body> {
+            let channel = match own_channels && number > 0 {
+                true => match jericho_sys::fuse_device::clone(&shared) {
+                    Ok(own) => Arc::new(own),
+                    // A further worker is needed now, and serves as well through the shared channel.
+                    Err(_) if number >= count => shared.clone(),
+                    Err(error) => return Err(error),
+                },
+                false => shared.clone(),
             };
-            let (filesystem, nodes) = (filesystem.clone(), nodes.clone());
-            let thread = std::thread::Builder::new()
-                .name(format!("mount-worker-{n}"))
-                .spawn(move || {
-                    nodes.bind_this_thread();
-                    threads::run(|| serve(&channel, &filesystem))
-                })?;
-            workers.0.push(thread);
-        }
-        Ok(workers)
+            let filesystem = filesystem.clone();
+            Ok(Box::new(move |place| serve(&channel, &filesystem, place)))
+        };
+        let most = workers_max(count);
+        Crew::start("mount-worker", count, most, nodes, Box::new(prepare)).map(Workers)
     }
 
     /// Waits until all threads have ended. Returns the first error of any of them.
     pub(crate) fn wait(self) -> io::Result<()> {
-        let mut result = Ok(());
-        for thread in self.0 {
-            let ended = thread
-                .join()
-                .unwrap_or_else(|_| Err(io::Error::other("a worker of the mount panicked")));
-            result = result.and(ended);
-        }
-        result
+        self.0.wait()
     }
 }
 
-/// Serves requests until the mount ends.
-fn serve(channel: &Channel, filesystem: &Jericho) -> io::Result<()> {
+/// Returns the most workers, if `count` are regular. Each keeps the largest write that it has served in memory, so all together may take an eighth of
+/// the memory.
+fn workers_max(count: usize) -> usize {
+    let memory = Memory::read().map_or(u64::MAX, |memory| memory.usable_bytes());
+    let fit = memory / 8 / u64::from(REQUEST_BYTES_MAX);
+    usize::try_from(fit)
+        .unwrap_or(THREADS_MAX)
+        .clamp((4 * count).min(THREADS_MAX), THREADS_MAX)
+}
+
+/// Serves requests until the mount ends, or until there are too many workers.
+fn serve(channel: &Channel, filesystem: &Jericho, place: &Place) -> io::Result<()> {
     let mut buffer = Buffer::new();
     while let Some(bytes) = receive(channel, &mut buffer)? {
-        let (header, operation) = parse_message(bytes, &filesystem.agreed);
-        let Some(header) = header else {
-            tracing::error!(
-                bytes = bytes.len(),
-                "a message of the kernel is shorter than a header"
-            );
-            continue;
-        };
-        let reply = header
-            .wants_reply()
-            .then(|| Reply::Device(DeviceReply::new(channel, header.unique)));
-        if reply.is_some() {
-            filesystem.mounted.note_request();
-        }
-        // A panic drops the request's reply, which answers EIO.
-        let request = AssertUnwindSafe(|| filesystem.serve(&header, operation, reply));
-        if catch_unwind(request).is_err() {
-            crate::filesystem::report_panic(&header);
+        place.serve(|| serve_one(channel, filesystem, bytes));
+        if place.is_surplus() {
+            break;
         }
     }
     Ok(())
+}
+
+fn serve_one(channel: &Channel, filesystem: &Jericho, bytes: &[u8]) {
+    let (header, operation) = parse_message(bytes, &filesystem.agreed);
+    let Some(header) = header else {
+        tracing::error!(
+            bytes = bytes.len(),
+            "a message of the kernel is shorter than a header"
+        );
+        return;
+    };
+    let reply = header
+        .wants_reply()
+        .then(|| Reply::Device(DeviceReply::new(channel, header.unique)));
+    if reply.is_some() {
+        filesystem.mounted.note_request();
+    }
+    // A panic drops the request's reply, which answers EIO.
+    let request = AssertUnwindSafe(|| filesystem.serve(&header, operation, reply));
+    if catch_unwind(request).is_err() {
+        crate::filesystem::report_panic(&header);
+    }
 }

@@ -4,11 +4,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
-use jericho_sys::service as threads;
 use parking_lot::{Condvar, Mutex};
 
+use crate::crew::{Body, Crew, Place, THREADS_MAX};
 use crate::workers::WorkerNodes;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -20,30 +19,33 @@ struct Queue {
     changed: Condvar,
 }
 
-/// The queue of jobs, and the threads that run them. Dropping it runs the queued jobs first.
+/// The queue of jobs, and the threads that run them. While jobs hang, there are more threads (`crew`). Dropping it runs the queued jobs first.
 pub(crate) struct Helpers {
     queue: Arc<Queue>,
-    threads: Vec<JoinHandle<()>>,
+    crew: Arc<Crew>,
 }
 
 impl Helpers {
     /// Starts the threads. Fails when one cannot be started.
     pub(crate) fn new(threads: usize, nodes: &Arc<WorkerNodes>) -> io::Result<Helpers> {
-        let mut helpers = Helpers {
-            queue: Arc::default(),
-            threads: Vec::new(),
+        let queue: Arc<Queue> = Arc::default();
+        let of_threads = queue.clone();
+        let prepare = move |_| -> io::Result<Body> {
+            let queue = of_threads.clone();
+            Ok(Box::new(move |place| {
+                work(&queue, place);
+                Ok(())
+            }))
         };
-        for n in 0..threads {
-            let (queue, nodes) = (helpers.queue.clone(), nodes.clone());
-            let thread = std::thread::Builder::new()
-                .name(format!("mount-helper-{n}"))
-                .spawn(move || {
-                    nodes.bind_this_thread();
-                    threads::run(|| work(&queue));
-                })?;
-            helpers.threads.push(thread);
-        }
-        Ok(helpers)
+        let crew = Crew::start(
+            "mount-helper",
+            threads,
+            THREADS_MAX,
+            nodes,
+            Box::new(prepare),
+        )
+        .inspect_err(|_| queue.end())?;
+        Ok(Helpers { queue, crew })
     }
 
     /// Queues a job.
@@ -55,30 +57,39 @@ impl Helpers {
 
 impl Drop for Helpers {
     fn drop(&mut self) {
-        self.queue.jobs.lock().1 = true;
-        self.queue.changed.notify_all();
-        for thread in self.threads.drain(..) {
-            // The threads catch panics of jobs.
-            let _ = thread.join();
+        self.queue.end();
+        // The crew ends with the first thread that finds no job. Until then it also has further threads for jobs that hang. The threads
+        // return no errors.
+        let _ = self.crew.wait();
+    }
+}
+
+impl Queue {
+    /// Lets the threads end when no job is left.
+    fn end(&self) {
+        self.jobs.lock().1 = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for a job. Returns `None` when no job is left, and none will come or the thread is one too many.
+    fn next(&self, place: &Place) -> Option<Job> {
+        let mut jobs = self.jobs.lock();
+        loop {
+            if let Some(job) = jobs.0.pop_front() {
+                return Some(job);
+            }
+            if jobs.1 || place.is_surplus() {
+                return None;
+            }
+            self.changed.wait(&mut jobs);
         }
     }
 }
 
-fn work(queue: &Queue) {
-    loop {
-        let job = {
-            let mut jobs = queue.jobs.lock();
-            loop {
-                if let Some(job) = jobs.0.pop_front() {
-                    break job;
-                }
-                if jobs.1 {
-                    return;
-                }
-                queue.changed.wait(&mut jobs);
-            }
-        };
-        if catch_unwind(AssertUnwindSafe(job)).is_err() {
+fn work(queue: &Queue, place: &Place) {
+    while let Some(job) = queue.next(place) {
+        let job = AssertUnwindSafe(job);
+        if place.serve(|| catch_unwind(job)).is_err() {
             tracing::error!("a request panicked; it was answered with an I/O error");
         }
     }

@@ -4,8 +4,8 @@
 //! `jericho_fs::Fs` for names. Reading order: [`attach`] (how a directory becomes a mount), `protocol` (parses the kernel's
 //! messages and encodes answers), `device` and `ring` (how requests arrive), `reply` (how answers leave), `filesystem`
 //! (dispatches requests), then `names`, `attributes`, `open`, `bytes`, `listing` and `xattrs` (serve requests), `handles`
-//! (descriptors), `control` and `addition` (the `jericho.*` attributes through which the command talks to the daemon), `workers` and `helpers`
-//! (where the threads run).
+//! (descriptors), `control` and `addition` (the `jericho.*` attributes through which the command talks to the daemon), `crew` (threads, and
+//! further ones while requests hang), `workers` (where threads run) and `helpers`.
 #![forbid(unsafe_code)]
 
 mod access_times;
@@ -17,6 +17,7 @@ mod caches;
 mod config;
 pub mod control;
 mod convert;
+mod crew;
 mod device;
 mod filesystem;
 mod handles;

@@ -1,17 +1,14 @@
 //! Where the threads that serve requests run.
 //!
-//! On a machine with several nodes each worker is bound to the CPUs of one node, assigned in turn, so that every node has threads
+//! On a machine with several nodes each worker is bound to the CPUs of one node, by its number, so that every node has threads
 //! that read requests. The topology holds only CPUs that the process may use, so a worker's affinity never grows.
-
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use jericho_topology::Topology;
 use rustix::thread::CpuSet;
 
-/// The CPUs of every node that has some, and the node of the next thread.
+/// The CPUs of every node that has some.
 pub(crate) struct WorkerNodes {
     nodes: Vec<Vec<u32>>,
-    next: AtomicUsize,
 }
 
 impl WorkerNodes {
@@ -22,10 +19,7 @@ impl WorkerNodes {
             .map(|n| n.cpus.clone())
             .filter(|c| !c.is_empty())
             .collect();
-        WorkerNodes {
-            nodes,
-            next: AtomicUsize::new(0),
-        }
+        WorkerNodes { nodes }
     }
 
     /// Returns the default number of workers: one per CPU, at least 8 and at most 32, then rounded up to equally many for each
@@ -39,12 +33,12 @@ impl WorkerNodes {
         cpus.len().clamp(8, 32).next_multiple_of(nodes)
     }
 
-    /// Binds the calling thread to the next node's CPUs.
-    pub(crate) fn bind_this_thread(&self) {
+    /// Binds the calling thread to the CPUs of a node. The nodes are assigned to the numbers of threads in turn.
+    pub(crate) fn bind_this_thread(&self, number: usize) {
         if self.nodes.len() < 2 {
             return;
         }
-        let cpus = &self.nodes[self.next.fetch_add(1, Ordering::Relaxed) % self.nodes.len()];
+        let cpus = &self.nodes[number % self.nodes.len()];
         let mut set = CpuSet::new();
         for cpu in cpus
             .iter()

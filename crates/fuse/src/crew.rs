@@ -1,0 +1,320 @@
+//! A crew: the threads that serve requests which may wait, and further ones while requests hang.
+//!
+//! A request that waits for a device holds its thread. If a device does not answer, requests for it would sooner or later hold all threads of
+//! a fixed number, and no request for the other devices would be served. So each thread notes in its slot which request it serves. A
+//! supervisor looks at the slots every `PERIOD` while some thread serves a request. A thread that serves the same request at two looks in succession
+//! is *stuck*. The supervisor starts further threads until as many as the regular number are not stuck. When there are more of these than that for a
+//! second, further threads end after their next request. So only requests that take longer than `PERIOD` ever start a thread.
+//!
+//! Threads that other rules start, at each request that finds no idle thread, come and go under ordinary load, and spread the memory of
+//! the daemon over the heaps of very many threads.
+//!
+//! A request allocates nothing here and writes no memory that another thread writes.
+
+mod roster;
+
+use std::cell::Cell;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use jericho_sys::service as threads;
+use parking_lot::{Condvar, Mutex};
+
+use crate::workers::WorkerNodes;
+use roster::{Roster, Slot};
+
+/// The most threads of a crew. Requests for a device that does not answer can hold this many.
+pub(crate) const THREADS_MAX: usize = 512;
+/// Time from one look of the supervisor to the next one. Longer than nearly all requests for a device that answers.
+const PERIOD: Duration = Duration::from_millis(100);
+
+/// The body of a thread: it serves requests by `Place::serve`, and returns when no more will come, or when `Place::is_surplus` says so.
+pub(crate) type Body = Box<dyn FnOnce(&Place) -> io::Result<()> + Send>;
+/// Prepares the thread with a number, and returns its body.
+pub(crate) type Prepare = Box<dyn Fn(usize) -> io::Result<Body> + Send + Sync>;
+
+/// Threads, and their supervisor.
+pub(crate) struct Crew {
+    /// Threads have this name and the number of their slot.
+    name: &'static str,
+    nodes: Arc<WorkerNodes>,
+    prepare: Prepare,
+    hints: Hints,
+    state: Mutex<State>,
+    /// Notified when the crew ends, and to wake the supervisor.
+    changed: Condvar,
+}
+
+/// What each request reads. In cache lines of its own, because it changes rarely.
+#[repr(align(128))]
+struct Hints {
+    /// The supervisor sleeps, or is about to: a thread that begins a request wakes it.
+    is_asleep: AtomicBool,
+    /// A copy of `Roster::surplus`.
+    surplus: AtomicUsize,
+    /// The number of regular threads at the start.
+    regular: usize,
+}
+
+struct State {
+    roster: Roster,
+    /// A thread has found that no more requests will come, or all have failed.
+    has_ended: bool,
+    /// The last attempt to start a thread failed, which was logged.
+    start_failed: bool,
+    threads: Vec<JoinHandle<()>>,
+    supervisor: Option<JoinHandle<()>>,
+    result: io::Result<()>,
+}
+
+/// A thread's place in its crew.
+pub(crate) struct Place {
+    crew: Arc<Crew>,
+    number: usize,
+    slot: Arc<Slot>,
+    /// Number of requests so far.
+    requests: Cell<u64>,
+    is_released: Cell<bool>,
+}
+
+impl Place {
+    /// Serves a request: calls `request`.
+    #[inline]
+    pub(crate) fn serve<T>(&self, request: impl FnOnce() -> T) -> T {
+        self.requests.set(self.requests.get() + 1);
+        self.slot.begin(self.requests.get());
+        if self.crew.hints.is_asleep.load(Ordering::SeqCst) {
+            self.crew.wake_supervisor();
+        }
+        let result = request();
+        self.slot.end();
+        result
+    }
+
+    /// Returns whether the calling thread, which has served a request, has to return because there are too many threads.
+    #[inline]
+    pub(crate) fn is_surplus(&self) -> bool {
+        let hints = &self.crew.hints;
+        self.number >= hints.regular && hints.surplus.load(Ordering::Relaxed) > 0 && self.release()
+    }
+
+    #[cold]
+    fn release(&self) -> bool {
+        let mut state = self.crew.state.lock();
+        let is_released = state.roster.release(self.number);
+        self.is_released.set(is_released);
+        self.crew.publish_surplus(&state);
+        is_released
+    }
+}
+
+impl Crew {
+    /// Starts `regular` threads and their supervisor. `most`: the limit of all threads. Fails when `prepare` fails or a thread cannot be started;
+    /// the threads that have started must then be ended as at any other time.
+    pub(crate) fn start(
+        name: &'static str,
+        regular: usize,
+        most: usize,
+        nodes: &Arc<WorkerNodes>,
+        prepare: Prepare,
+    ) -> io::Result<Arc<Crew>> {
+        let crew = Crew::without_supervisor(name, regular, most, nodes, prepare)?;
+        let own = crew.clone();
+        let supervisor = threads::spawn("supervisor", move || own.supervise())?;
+        crew.state.lock().supervisor = Some(supervisor);
+        Ok(crew)
+    }
+
+    fn without_supervisor(
+        name: &'static str,
+        regular: usize,
+        most: usize,
+        nodes: &Arc<WorkerNodes>,
+        prepare: Prepare,
+    ) -> io::Result<Arc<Crew>> {
+        let crew = Arc::new(Crew {
+            name,
+            nodes: nodes.clone(),
+            prepare,
+            hints: Hints {
+                is_asleep: AtomicBool::new(false),
+                surplus: AtomicUsize::new(0),
+                regular,
+            },
+            state: Mutex::new(State {
+                roster: Roster::new(regular, most),
+                has_ended: false,
+                start_failed: false,
+                threads: Vec::new(),
+                supervisor: None,
+                result: Ok(()),
+            }),
+            changed: Condvar::new(),
+        });
+        for _ in 0..regular {
+            crew.start_thread()?;
+        }
+        Ok(crew)
+    }
+
+    /// Starts a thread, unless the crew has ended or has as many threads as it may have.
+    fn start_thread(self: &Arc<Crew>) -> io::Result<()> {
+        let (number, slot) = {
+            let mut state = self.state.lock();
+            let joined = (!state.has_ended).then(|| state.roster.join());
+            let Some(joined) = joined.flatten() else {
+                return Ok(());
+            };
+            joined
+        };
+        let place = Place {
+            crew: self.clone(),
+            number,
+            slot,
+            requests: Cell::new(0),
+            is_released: Cell::new(false),
+        };
+        let started = (self.prepare)(number).and_then(|body| {
+            let name = format!("{}-{number}", self.name);
+            let thread = std::thread::Builder::new().name(name);
+            thread.spawn(move || {
+                place.crew.nodes.bind_this_thread(number);
+                // Drops what the body holds before it leaves.
+                let result = threads::run(|| body(&place));
+                place.crew.leave(&place, result);
+            })
+        });
+        let mut state = self.state.lock();
+        match started {
+            Ok(thread) => state.threads.push(thread),
+            Err(error) => {
+                state.roster.leave(number);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Records that a thread ends.
+    fn leave(&self, place: &Place, result: io::Result<()>) {
+        if place.is_released.get() {
+            return;
+        }
+        let mut state = self.state.lock();
+        match result {
+            Ok(()) => {
+                state.roster.leave(place.number);
+                state.has_ended = true;
+            }
+            Err(error) => {
+                state.roster.fail(place.number);
+                state.has_ended |= state.roster.regular() == 0;
+                if state.result.is_ok() {
+                    state.result = Err(error);
+                }
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits until all threads have ended, which they do when no more requests will come. Returns the first error of any of them.
+    pub(crate) fn wait(&self) -> io::Result<()> {
+        // The supervisor ends when the crew has ended, and no thread is started after that.
+        let supervisor = self.state.lock().supervisor.take();
+        let threads = supervisor
+            .into_iter()
+            .chain(std::iter::from_fn(|| self.state.lock().threads.pop()));
+        for thread in threads {
+            // A panic ends the process.
+            let _ = thread.join();
+        }
+        std::mem::replace(&mut self.state.lock().result, Ok(()))
+    }
+
+    fn publish_surplus(&self, state: &State) {
+        self.hints
+            .surplus
+            .store(state.roster.surplus(), Ordering::Relaxed);
+    }
+}
+
+/// The supervisor.
+impl Crew {
+    fn supervise(self: &Arc<Crew>) {
+        while self.sleep_while_idle() {
+            // This look only notes what the threads serve. The look before the sleep has found no request, so none is taken for stuck.
+            self.look();
+            while self.pause() && !self.look() {}
+        }
+    }
+
+    /// Sleeps until a thread begins a request. Returns false when the crew has ended.
+    ///
+    /// A thread writes its slot and then reads `is_asleep`. The supervisor writes `is_asleep` and then reads the slots. Without an order both could read
+    /// the old values: the supervisor would sleep while the request hangs. All four accesses are `SeqCst`, so they have one order. In
+    /// this order, a thread that reads false comes before the supervisor's write (or after the end of the sleep), and its slot before the supervisor's
+    /// read, which then finds the request, or finds that it has ended. On x86-64, that costs a request one locked instruction on a cache line
+    /// that its thread owns.
+    ///
+    /// The supervisor holds the lock from its last check of `is_asleep` to the sleep, and a thread takes the lock to wake it. So no wake-up comes between.
+    fn sleep_while_idle(&self) -> bool {
+        let hints = &self.hints;
+        let mut state = self.state.lock();
+        hints.is_asleep.store(true, Ordering::SeqCst);
+        while !state.has_ended && hints.is_asleep.load(Ordering::SeqCst) && state.roster.is_idle() {
+            self.changed.wait(&mut state);
+        }
+        hints.is_asleep.store(false, Ordering::SeqCst);
+        !state.has_ended
+    }
+
+    #[cold]
+    fn wake_supervisor(&self) {
+        // One of the threads that come at once is enough.
+        if self.hints.is_asleep.swap(false, Ordering::SeqCst) {
+            let _state = self.state.lock();
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits for a period. Returns false when the crew has ended.
+    fn pause(&self) -> bool {
+        let until = Instant::now() + PERIOD;
+        let mut state = self.state.lock();
+        while !state.has_ended && !self.changed.wait_until(&mut state, until).timed_out() {}
+        !state.has_ended
+    }
+
+    /// Looks at the threads, and starts those that are missing. Returns whether no thread serves a request, and nothing is left to do.
+    fn look(self: &Arc<Crew>) -> bool {
+        let look = {
+            let mut state = self.state.lock();
+            state.threads.retain(|thread| !thread.is_finished());
+            let look = state.roster.look();
+            self.publish_surplus(&state);
+            look
+        };
+        for _ in 0..look.missing {
+            let started = self.start_thread();
+            let failed_before = {
+                let mut state = self.state.lock();
+                std::mem::replace(&mut state.start_failed, started.is_err())
+            };
+            if let Err(error) = started {
+                // The next look tries again.
+                if !failed_before {
+                    tracing::warn!(%error, "requests wait for more than {PERIOD:?}, and no further {} can be started: other requests wait too \
+                         (is the limit of processes or open files reached?)", self.name);
+                }
+                break;
+            }
+        }
+        look.is_over
+    }
+}
+
+#[cfg(test)]
+mod tests;

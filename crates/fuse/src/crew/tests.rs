@@ -1,0 +1,284 @@
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use jericho_topology::Topology;
+
+use super::*;
+
+/// Limit of a wait. Only a hang takes this long.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Work that a thread confirms when it takes it, and that ends when the sender of `held` is gone.
+struct Work {
+    taken: Sender<()>,
+    held: Receiver<()>,
+}
+
+fn one_node() -> Arc<WorkerNodes> {
+    let topology = Topology::from_spec("virtual:1").unwrap();
+    Arc::new(WorkerNodes::new(&topology))
+}
+
+/// A crew that takes work from a queue.
+struct Bed {
+    crew: Arc<Crew>,
+    queue: Sender<Work>,
+    /// How often a thread was prepared.
+    prepared: Arc<AtomicUsize>,
+    /// Threads with this number and higher ones cannot be prepared.
+    impossible_from: Arc<AtomicUsize>,
+}
+
+type Start = fn(&'static str, usize, usize, &Arc<WorkerNodes>, Prepare) -> io::Result<Arc<Crew>>;
+
+impl Bed {
+    /// A crew without a supervisor: the test makes its looks.
+    fn stepped(regular: usize, most: usize) -> Bed {
+        Bed::new(Crew::without_supervisor, regular, most)
+    }
+
+    fn new(start: Start, regular: usize, most: usize) -> Bed {
+        let (queue, work) = channel::<Work>();
+        let work = Arc::new(Mutex::new(work));
+        let prepared = Arc::new(AtomicUsize::new(0));
+        let impossible_from = Arc::new(AtomicUsize::new(usize::MAX));
+        let (count, limit) = (prepared.clone(), impossible_from.clone());
+        let prepare = move |number: usize| -> io::Result<Body> {
+            count.fetch_add(1, Ordering::Relaxed);
+            if number >= limit.load(Ordering::Relaxed) {
+                return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+            }
+            let work = work.clone();
+            Ok(Box::new(move |place| {
+                loop {
+                    let next = work.lock().recv();
+                    let Ok(next) = next else { return Ok(()) };
+                    place.serve(|| {
+                        next.taken.send(()).unwrap();
+                        let _ = next.held.recv();
+                    });
+                    if place.is_surplus() {
+                        return Ok(());
+                    }
+                }
+            }))
+        };
+        Bed {
+            crew: start("test", regular, most, &one_node(), Box::new(prepare)).unwrap(),
+            queue,
+            prepared,
+            impossible_from,
+        }
+    }
+
+    /// Gives the threads work. Returns when a thread has it, which holds it until the result is dropped.
+    fn hold(&self) -> Sender<()> {
+        let (taken, was_taken) = channel();
+        let (holder, held) = channel();
+        self.queue.send(Work { taken, held }).unwrap();
+        was_taken.recv_timeout(LONG).expect("a thread");
+        holder
+    }
+
+    fn count(&self) -> usize {
+        self.crew.state.lock().roster.count()
+    }
+
+    /// Waits until the threads have ended the work that is held no more.
+    fn settle(&self) {
+        while !self.crew.state.lock().roster.is_idle() {
+            std::thread::yield_now();
+        }
+    }
+
+    fn look(&self) {
+        self.crew.look();
+    }
+
+    fn end(self) -> io::Result<()> {
+        drop(self.queue);
+        self.crew.wait()
+    }
+}
+
+#[test]
+fn work_that_hangs_holds_no_other_work_and_further_threads_end_after_it() {
+    let bed = Bed::stepped(2, THREADS_MAX);
+    let mut holders = Vec::new();
+    for threads in [2, 4, 8, 16, 32, 64] {
+        // `hold` returns only if a thread takes the work.
+        while holders.len() < threads {
+            holders.push(bed.hold());
+        }
+        assert_eq!(bed.count(), threads);
+        bed.look();
+        assert_eq!(bed.count(), threads, "no request was seen twice");
+        bed.look();
+        assert_eq!(bed.count(), 2 * threads);
+    }
+    drop(holders);
+    bed.settle();
+    for _ in 0..roster::CALM_LOOKS {
+        assert_eq!(bed.count(), 128);
+        bed.look();
+    }
+    // Each thread has one more request. All but the two regular ones end after it.
+    let holders: Vec<_> = (0..128).map(|_| bed.hold()).collect();
+    assert_eq!(bed.count(), 128);
+    drop(holders);
+    while bed.count() > 2 {
+        std::thread::yield_now();
+    }
+    let regular = [bed.hold(), bed.hold()];
+    assert_eq!(bed.count(), 2);
+    drop(regular);
+    bed.end().unwrap();
+}
+
+#[test]
+fn work_that_ends_between_two_looks_starts_no_thread() {
+    let bed = Bed::stepped(2, THREADS_MAX);
+    let mut held = [bed.hold(), bed.hold()];
+    for _ in 0..100 {
+        bed.look();
+        drop(held);
+        // The threads take this work only after they have ended the work before.
+        held = [bed.hold(), bed.hold()];
+    }
+    assert_eq!(bed.prepared.load(Ordering::Relaxed), 2);
+    drop(held);
+    bed.end().unwrap();
+}
+
+#[test]
+fn the_number_of_threads_is_limited() {
+    let bed = Bed::stepped(1, 3);
+    let mut holders = vec![bed.hold()];
+    for threads in [2, 3, 3] {
+        bed.look();
+        bed.look();
+        assert_eq!(bed.count(), threads);
+        if holders.len() < threads {
+            holders.push(bed.hold());
+        }
+    }
+    drop(holders);
+    bed.end().unwrap();
+}
+
+#[test]
+fn a_thread_that_cannot_be_started_is_tried_once_at_each_look_and_noted_once() {
+    let bed = Bed::stepped(2, THREADS_MAX);
+    bed.impossible_from.store(2, Ordering::Relaxed);
+    let holders = [bed.hold(), bed.hold()];
+    bed.look();
+    for attempts in 1..10 {
+        assert_eq!(bed.crew.state.lock().start_failed, attempts > 1);
+        bed.look();
+        assert_eq!(bed.prepared.load(Ordering::Relaxed), 2 + attempts);
+        assert_eq!(bed.count(), 2);
+    }
+    bed.impossible_from.store(usize::MAX, Ordering::Relaxed);
+    bed.look();
+    assert_eq!(bed.count(), 4);
+    assert!(!bed.crew.state.lock().start_failed);
+    drop((bed.hold(), holders));
+    bed.end().unwrap();
+}
+
+#[test]
+fn a_crew_that_ends_while_a_thread_hangs_starts_no_more_and_waits_for_it() {
+    let bed = Bed::stepped(2, THREADS_MAX);
+    let holders = [bed.hold(), bed.hold()];
+    bed.look();
+    let (crew, prepared) = (bed.crew.clone(), bed.prepared.clone());
+    let waiting = std::thread::spawn(move || bed.end());
+    // Two further threads find that the crew has ended.
+    crew.look();
+    while !crew.state.lock().has_ended {
+        std::thread::yield_now();
+    }
+    let before = prepared.load(Ordering::Relaxed);
+    crew.look();
+    assert_eq!(prepared.load(Ordering::Relaxed), before);
+    assert!(!waiting.is_finished());
+    drop(holders);
+    waiting.join().unwrap().unwrap();
+    assert_eq!(crew.state.lock().roster.count(), 0);
+}
+
+#[test]
+fn the_first_error_of_a_thread_is_the_result_and_the_thread_is_not_replaced() {
+    let (order, next) = channel::<()>();
+    let next = Arc::new(Mutex::new(next));
+    let prepare = move |number: usize| -> io::Result<Body> {
+        let next = next.clone();
+        Ok(Box::new(move |_| match number {
+            1 => Err(io::Error::other("the first")),
+            _ => {
+                let _ = next.lock().recv();
+                Err(io::Error::other("a later one"))
+            }
+        }))
+    };
+    let crew =
+        Crew::without_supervisor("test", 2, THREADS_MAX, &one_node(), Box::new(prepare)).unwrap();
+    while crew.state.lock().roster.count() > 1 {
+        std::thread::yield_now();
+    }
+    for _ in 0..3 {
+        crew.look();
+        assert_eq!(crew.state.lock().roster.count(), 1);
+    }
+    assert!(!crew.state.lock().has_ended);
+    drop(order);
+    assert_eq!(crew.wait().unwrap_err().to_string(), "the first");
+    assert!(crew.state.lock().has_ended);
+}
+
+#[test]
+fn a_supervisor_finds_what_hangs_and_ends_with_its_crew() {
+    let bed = Bed::new(Crew::start, 2, THREADS_MAX);
+    for _ in 0..2 {
+        // Each `hold` returns only if a thread takes the work.
+        let holders: Vec<_> = (0..7).map(|_| bed.hold()).collect();
+        drop(holders);
+        bed.settle();
+        // The supervisor sleeps when it has found no request for a second.
+        while !bed.crew.hints.is_asleep.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+    }
+    bed.end().unwrap();
+}
+
+/// Hangs, until the test runner kills it, if one wake-up is lost.
+#[test]
+fn a_request_that_begins_while_the_supervisor_goes_to_sleep_wakes_it() {
+    const REQUESTS: u64 = 5_000;
+    let (send, receive) = channel::<()>();
+    let receive = Mutex::new(Some(receive));
+    let awake = Arc::new(AtomicU64::new(0));
+    let woken = awake.clone();
+    let prepare = move |_| -> io::Result<Body> {
+        let (begin, woken) = (receive.lock().take(), woken.clone());
+        Ok(Box::new(move |place| {
+            begin.map(|begin| begin.recv());
+            for _ in 0..REQUESTS {
+                place.serve(|| {
+                    let before = woken.load(Ordering::Relaxed);
+                    while woken.load(Ordering::Relaxed) == before {
+                        std::thread::yield_now();
+                    }
+                });
+            }
+            Ok(())
+        }))
+    };
+    let crew = Crew::without_supervisor("test", 1, 1, &one_node(), Box::new(prepare)).unwrap();
+    send.send(()).unwrap();
+    while crew.sleep_while_idle() {
+        awake.fetch_add(1, Ordering::Relaxed);
+    }
+    crew.wait().unwrap();
+}
