@@ -17,15 +17,19 @@ const EIO: i32 = 5;
 const ENODEV: i32 = 19;
 
 /// A volume with a slice on each of two files, `a` and `b`.
-struct Pair {
+pub struct Pair {
     dir: TempDir,
+    transport: &'static str,
 }
 
 impl Pair {
     fn formatted() -> Pair {
         // In the build directory, because /tmp may be a tmpfs, which has no direct I/O.
         let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
-        let pair = Pair { dir };
+        let pair = Pair {
+            dir,
+            transport: "auto",
+        };
         fs::create_dir(pair.mnt()).expect("a mount point");
         for device in [pair.a(), pair.b()] {
             let file = File::create(device).expect("a file");
@@ -38,7 +42,13 @@ impl Pair {
 
     /// Mounts the volume with devices that follow orders. Makes a directory in each slice, with a durable file.
     fn filled() -> Pair {
-        let pair = Pair::formatted();
+        Pair::filled_over("auto")
+    }
+
+    /// Does the same as `filled`, with a mount over this transport.
+    pub fn filled_over(transport: &'static str) -> Pair {
+        let mut pair = Pair::formatted();
+        pair.transport = transport;
         pair.mount();
         for (slice, dir) in [pair.x(), pair.y()].iter().enumerate() {
             fs::create_dir(dir).expect("mkdir");
@@ -73,17 +83,17 @@ impl Pair {
         self.dir.path().join("b")
     }
 
-    fn mnt(&self) -> PathBuf {
+    pub fn mnt(&self) -> PathBuf {
         self.dir.path().join("mnt")
     }
 
     /// A directory in the slice on `a`.
-    fn x(&self) -> PathBuf {
+    pub fn x(&self) -> PathBuf {
         self.mnt().join("x")
     }
 
     /// A directory in the slice on `b`.
-    fn y(&self) -> PathBuf {
+    pub fn y(&self) -> PathBuf {
         self.mnt().join("y")
     }
 
@@ -94,6 +104,7 @@ impl Pair {
     fn mount_command(&self) -> Command {
         let mut command = jericho(["mount", "--cache", "32M", "--topology", "virtual:2"]);
         command.env("JERICHO_FAULTS", self.orders());
+        command.args(["--transport", self.transport]);
         command.arg("--log").arg(self.dir.path().join("log"));
         command.arg(self.a()).arg(self.mnt());
         command
@@ -103,7 +114,7 @@ impl Pair {
         succeed(&mut self.mount_command());
     }
 
-    fn umount(&self) {
+    pub fn umount(&self) {
         succeed(jericho(["umount"]).arg(self.mnt()));
     }
 
@@ -112,7 +123,7 @@ impl Pair {
     }
 
     /// Gives the devices other orders.
-    fn order(&self, orders: &str) {
+    pub fn order(&self, orders: &str) {
         let new = self.dir.path().join("new orders");
         fs::write(&new, orders).expect("orders");
         fs::rename(new, self.orders()).expect("rename");
@@ -124,13 +135,13 @@ impl Pair {
         notes.lines().filter(|line| *line == operation).count()
     }
 
-    fn stat(&self) -> serde_json::Value {
+    pub fn stat(&self) -> serde_json::Value {
         let json = succeed(jericho(["stat", "--json"]).arg(self.mnt()));
         serde_json::from_str(&json).expect("stat gives JSON")
     }
 
     /// Checks the volume, which is not mounted.
-    fn assert_sound(&self) {
+    pub fn assert_sound(&self) {
         succeed(jericho(["check"]).arg(self.a()));
     }
 
@@ -161,7 +172,7 @@ impl Drop for Pair {
 }
 
 /// Creates a durable file of `BYTES` bytes.
-fn synced(path: &Path, seed: u64) -> std::io::Result<File> {
+pub fn synced(path: &Path, seed: u64) -> std::io::Result<File> {
     let file = File::create(path)?;
     file.write_all_at(&pattern(seed, BYTES), 0)?;
     file.sync_all()?;
@@ -169,7 +180,7 @@ fn synced(path: &Path, seed: u64) -> std::io::Result<File> {
 }
 
 #[track_caller]
-fn assert_holds(path: &Path, seed: u64) {
+pub fn assert_holds(path: &Path, seed: u64) {
     let found = fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     assert!(found == pattern(seed, BYTES), "{} differs", path.display());
 }
@@ -456,7 +467,7 @@ fn duplicates_of_a_descriptor_report_a_failed_write_once_and_another_descriptor_
 }
 
 /// Ends all orders when it is dropped.
-struct Lift<'a>(&'a Pair);
+pub struct Lift<'a>(pub &'a Pair);
 
 impl Drop for Lift<'_> {
     fn drop(&mut self) {

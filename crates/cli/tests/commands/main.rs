@@ -12,6 +12,8 @@ mod failing_device;
 mod fsx;
 mod full_host;
 mod grow;
+#[cfg(feature = "faults")]
+mod hanging_device;
 mod helpers;
 mod life;
 mod memory_limit;
