@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use jericho_cache::{Error as CacheError, Intent, PagePlace};
+use jericho_cache::PagePlace;
 use jericho_fs::check::data::check_data;
 use jericho_fs::check::{CheckOptions, Report, Severity, check_devices};
 use jericho_fs::types::{Kind, ROOT};
@@ -14,7 +14,7 @@ use jericho_fs::{File, ScrubStatus};
 use jericho_sim::{Effect, Fault, FaultPlan, Logged, Operation, SimDevice, Traffic};
 use jericho_storage::Device;
 
-use mount::{CALLER, Mount, PAGE, pattern, write_back};
+use mount::{CALLER, Mount, PAGE, evict, overwrite, pattern, read, write_back};
 
 const EIO: i32 = 5;
 /// Modes of fallocate(2), both with FALLOC_FL_KEEP_SIZE.
@@ -48,20 +48,6 @@ fn flip(mount: &Mount, offset_bytes: u64) {
     mount.device.flush().unwrap();
 }
 
-/// Reads pages of a file in one request.
-fn read(mount: &Mount, file: &Arc<File>, first: u64, count: u32) -> Result<Vec<u8>, CacheError> {
-    let slice = &mount.slices[usize::from(file.layout().home())];
-    let (sender, receiver) = channel();
-    let answer = move |pages| sender.send(pages).unwrap();
-    slice.get(&file.object(), first, count, Intent::Read, answer);
-    let pages = receiver.recv().unwrap()?;
-    let mut bytes = vec![0; count as usize * PAGE as usize];
-    for (page, bytes) in (first..).zip(bytes.chunks_mut(PAGE as usize)) {
-        pages.read(page, 0, bytes).unwrap();
-    }
-    Ok(bytes)
-}
-
 fn checked_without_data(mount: &Mount) -> Report {
     check_devices(vec![mount.device.clone()], CheckOptions::default()).unwrap()
 }
@@ -81,16 +67,6 @@ fn checked(mount: &Mount) -> Report {
 fn checksum_errors(mount: &Mount) -> u64 {
     let slices = mount.slices.iter();
     slices.map(|slice| slice.counters().checksum_errors).sum()
-}
-
-/// Drops a file's clean pages from the cache, so that the next read fetches them.
-fn evict(mount: &Mount, file: &Arc<File>) {
-    let slice = &mount.slices[usize::from(file.layout().home())];
-    let (sender, receiver) = channel();
-    assert_eq!(slice.first_dirty(file.object_id(), 0), None);
-    let done = move |result| sender.send(result).unwrap();
-    slice.invalidate(file.object_id(), 0..u64::MAX, Box::new(done));
-    receiver.recv().unwrap().unwrap();
 }
 
 fn bytes(seed: u64, pages: u64) -> Vec<u8> {
@@ -135,21 +111,6 @@ fn a_read_of_a_damaged_block_fails_and_its_neighbours_can_be_read() {
     mount.fsync(&file);
     evict(&mount, &file);
     assert_eq!(read(&mount, &file, 3, 1).unwrap(), new);
-}
-
-/// Overwrites a whole page without reading it.
-fn overwrite(mount: &Mount, file: &Arc<File>, page: u64, data: &[u8]) {
-    let _writing = file.writing();
-    mount.fs().begin_write(file, page * PAGE, PAGE).unwrap();
-    let slice = &mount.slices[usize::from(file.layout().home())];
-    let (sender, receiver) = channel();
-    slice.get(&file.object(), page, 1, Intent::Overwrite, move |pages| {
-        sender.send(pages).unwrap();
-    });
-    let mut pages = receiver.recv().unwrap().unwrap();
-    pages.write(page, 0, data).unwrap();
-    drop(pages);
-    mount.fs().end_write(file, page * PAGE, PAGE);
 }
 
 #[test]

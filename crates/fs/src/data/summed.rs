@@ -10,7 +10,7 @@ use jericho_metadata::errno::{EIO, ENOSPC};
 use crate::data::extents::{At, Map, Placing};
 use crate::data::file::{CacheResult, object_error};
 use crate::data::runs::Step;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::inode::File;
 
 /// Commits for which the write-back of pages waits that overwrites blocks in place. One is enough if the batch of the file's shard needs no
@@ -76,37 +76,44 @@ impl File {
             }
             for page in run.page..run.end() {
                 let sum = match map.new_sum(page) {
-                    Some(sum) => sum,
-                    None => self.stored_sum(page, &mut stored)?,
+                    Some(sum) => Ok(sum),
+                    None => self.stored_sum(page, &mut stored),
                 };
                 out[from + (page - pages.start) as usize] = match sum {
-                    Sum::Of(sum) => Some(sum),
-                    Sum::Bare => None,
-                    Sum::None => return Err(self.note_missing(page)),
+                    Ok(Sum::Of(sum)) => Some(sum),
+                    Ok(Sum::Bare) => None,
+                    Ok(Sum::None) => return Err(self.report_unverifiable(page, "it is missing")),
+                    // The damage is of this file's rows only, so the volume stays as it is for all others.
+                    Err(error @ Error::Damaged(_)) => {
+                        return Err(self.report_unverifiable(page, &error.to_string()));
+                    }
+                    Err(error) => return Err(object_error(&error)),
                 };
             }
         }
         Ok(())
     }
 
-    fn stored_sum(
-        &self,
-        page: u64,
-        last: &mut Option<(u64, Group)>,
-    ) -> std::result::Result<Sum, CacheError> {
+    fn stored_sum(&self, page: u64, last: &mut Option<(u64, Group)>) -> Result<Sum> {
         let (group, at) = place_of(page);
         if last.as_ref().is_none_or(|(number, _)| *number != group) {
-            let sums = self.host.stored_sums(self.ino(), group);
-            *last = Some((group, sums.map_err(|error| object_error(&error))?));
+            *last = Some((group, self.host.stored_sums(self.ino(), group)?));
         }
         Ok(last.as_ref().map_or(Sum::None, |(_, sums)| sums.get(at)))
     }
 
-    fn note_missing(&self, page: u64) -> CacheError {
-        let what = format!("page {page} of inode {} has no checksum", self.ino());
-        let error = Error::Damaged(what);
-        tracing::error!("{error}");
-        object_error(&error)
+    /// Logs why the checksum of a page cannot be used. Returns the error for those that read the page.
+    fn report_unverifiable(&self, page: u64, why: &str) -> CacheError {
+        let message = format!(
+            "inode {}, offset {}: the data cannot be compared with its checksum: {why}; write the whole page again, and run jericho check",
+            self.ino(),
+            page * PAGE_BYTES,
+        );
+        tracing::error!("{message}");
+        CacheError::Object {
+            errno: EIO.errno(),
+            message: message.into(),
+        }
     }
 
     /// Logs that a page does not have its checksum. Returns the error for those that read the page.

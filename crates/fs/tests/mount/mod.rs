@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use jericho_cache::{Config, FRAMES_MIN, Intent, Slice};
+use jericho_cache::{Config, Error as CacheError, FRAMES_MIN, Intent, Slice};
 use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::format::format_devices;
 use jericho_fs::types::{Attr, Caller, Ino, Kind, ROOT, SetAttr};
@@ -299,5 +299,49 @@ pub fn write_back(mount: &Mount, file: &Arc<File>) {
         0..u64::MAX,
         Box::new(move |result| sender.send(result).unwrap()),
     );
+    receiver.recv().unwrap().unwrap();
+}
+
+/// Reads pages of a file in one request.
+pub fn read(
+    mount: &Mount,
+    file: &Arc<File>,
+    first: u64,
+    count: u32,
+) -> Result<Vec<u8>, CacheError> {
+    let slice = &mount.slices[usize::from(file.layout().home())];
+    let (sender, receiver) = channel();
+    let answer = move |pages| sender.send(pages).unwrap();
+    slice.get(&file.object(), first, count, Intent::Read, answer);
+    let pages = receiver.recv().unwrap()?;
+    let mut bytes = vec![0; count as usize * PAGE as usize];
+    for (page, bytes) in (first..).zip(bytes.chunks_mut(PAGE as usize)) {
+        pages.read(page, 0, bytes).unwrap();
+    }
+    Ok(bytes)
+}
+
+/// Overwrites a whole page without reading it.
+pub fn overwrite(mount: &Mount, file: &Arc<File>, page: u64, data: &[u8]) {
+    let _writing = file.writing();
+    mount.fs().begin_write(file, page * PAGE, PAGE).unwrap();
+    let slice = &mount.slices[usize::from(file.layout().home())];
+    let (sender, receiver) = channel();
+    slice.get(&file.object(), page, 1, Intent::Overwrite, move |pages| {
+        sender.send(pages).unwrap();
+    });
+    let mut pages = receiver.recv().unwrap().unwrap();
+    pages.write(page, 0, data).unwrap();
+    drop(pages);
+    mount.fs().end_write(file, page * PAGE, PAGE);
+}
+
+/// Drops a file's clean pages from the cache, so that the next read fetches them.
+pub fn evict(mount: &Mount, file: &Arc<File>) {
+    let slice = &mount.slices[usize::from(file.layout().home())];
+    let (sender, receiver) = channel();
+    assert_eq!(slice.first_dirty(file.object_id(), 0), None);
+    let done = move |result| sender.send(result).unwrap();
+    slice.invalidate(file.object_id(), 0..u64::MAX, Box::new(done));
     receiver.recv().unwrap().unwrap();
 }

@@ -191,6 +191,23 @@ pub(super) fn apply(db: &Database, rows: &[RowRef<'_>]) -> std::result::Result<u
     Ok(freed_bytes)
 }
 
+/// Returns the checksums of a row. A row that makes no sense counts as none: a read of its other pages then fails, because these have
+/// data without a checksum, and the batch gives its own pages new ones. If the batch failed, this row would end all changes of the store.
+fn stored_sums(view: &View, key: &SumsKey) -> Read<Option<Group>> {
+    match view.get(Table::Sums, key, codec::sums_of_value) {
+        Err(ReadError::Damaged(why)) => {
+            let (ino, group) = codec::group_of_key(key)?;
+            let first = group * sums::GROUP_PAGES;
+            tracing::error!(
+                "inode {ino}, pages {first} to {}: {why}; pages that are not written again cannot be read, run jericho check",
+                first + sums::GROUP_PAGES - 1
+            );
+            Ok(None)
+        }
+        stored => stored,
+    }
+}
+
 /// Returns the rows of checksums after these changes.
 fn sums_rows(view: &View, changes: &[(SumsKey, Box<[u8]>)]) -> Read<Vec<Row>> {
     // `None`: the row is removed. A group takes 2 KiB, and the removal of a large file changes many.
@@ -202,10 +219,7 @@ fn sums_rows(view: &View, changes: &[(SumsKey, Box<[u8]>)]) -> Read<Vec<Row>> {
         }
         let group = match touched.entry(*key) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => {
-                let stored = view.get(Table::Sums, key, codec::sums_of_value)?;
-                entry.insert(stored.map(Box::new))
-            }
+            Entry::Vacant(entry) => entry.insert(stored_sums(view, key)?.map(Box::new)),
         };
         if group.get_or_insert_default().apply(change).is_none() {
             return Err(ReadError::Damaged(
