@@ -7,6 +7,7 @@
 //! The thread sleeps for the time that the rate asks for after each megabyte, and between two passes. The place in the volume is a value of
 //! the store, so the next mount goes on there.
 
+mod findings;
 pub(crate) mod scrubber;
 
 use std::time::{Duration, Instant};

@@ -14,6 +14,7 @@ use crate::data::extents::At;
 use crate::data::summed::place_name;
 use crate::error::{Error, Result};
 use crate::scrub::ScrubStatus;
+use crate::scrub::findings::{Fault, Findings};
 use crate::types::{Ino, ROOT};
 
 /// Pages that one read takes at most: 1 MiB.
@@ -59,8 +60,16 @@ pub(crate) fn run(core: &Core, mut pass: Pass) {
         }
         pass.tell(core);
     }
+    log(pass.findings.end_run());
     if pass.unsaved_bytes > 0 {
         pass.save(core);
+    }
+}
+
+/// Logs a finding.
+fn log(line: Option<String>) {
+    if let Some(line) = line {
+        tracing::error!("{line}");
     }
 }
 
@@ -83,6 +92,7 @@ pub(crate) struct Pass {
     idle_since_s: Option<u64>,
     /// The end of the last whole pass, and the pages that it has found.
     last: Option<(u64, u64)>,
+    findings: Findings,
     buffer: AlignedBuffer,
 }
 
@@ -102,6 +112,7 @@ impl Pass {
             found: value(FOUND_NAME).unwrap_or(0),
             idle_since_s: last_ended_s.filter(|_| ino == 0),
             last: last_ended_s.map(|ended_s| (ended_s, value(LAST_FOUND_NAME).unwrap_or(0))),
+            findings: Findings::default(),
             buffer: AlignedBuffer::new(PAGES_AT_ONCE as usize * PAGE),
         }
     }
@@ -128,7 +139,10 @@ impl Pass {
                 // Damaged rows of a file must not keep the data of all later files from being read.
                 Err(error @ Error::Damaged(_)) => {
                     let ino = self.ino;
-                    tracing::warn!("the background check skips the rest of inode {ino}: {error}");
+                    let line =
+                        format!("the background check skips the rest of inode {ino}: {error}");
+                    log(self.findings.end_run());
+                    log(self.findings.is_new(&line).then_some(line));
                     self.extents.clear();
                     self.more_from = None;
                 }
@@ -187,6 +201,7 @@ impl Pass {
 
     /// Goes on with the file of the saved place, or else with the next file that has extents. Returns false if there is none.
     fn begin_next_file(&mut self, core: &Core) -> Result<bool> {
+        log(self.findings.end_run());
         let from = self.ino + u64::from(self.is_begun);
         // The shards have the numbers in their order.
         let stores = core.shards.iter().map(|shard| &shard.store);
@@ -229,12 +244,18 @@ impl Pass {
             let whole = device.read_at(run.offset_bytes, part);
             for (page, block) in (page..).zip(part.chunks_exact_mut(PAGE)) {
                 let is_right = whole.is_ok() && sums.fits(page, block)?;
-                if !is_right && examine(core, self.ino, (extent.page, page), at(page), block)? {
+                if is_right {
+                    continue;
+                }
+                let examined = examine(core, self.ino, (extent.page, page), at(page), block)?;
+                if let Some(fault) = examined {
                     self.found += 1;
+                    log(self.findings.note(self.ino, page, fault));
                 }
             }
             page += u64::from(run.blocks);
         }
+        log(self.findings.end_run_before(self.ino, page));
         if let Some(slice) = core.slices.get(usize::from(extent.blocks.slice)) {
             slice.count_scrubbed(bytes);
         }
@@ -246,6 +267,7 @@ impl Pass {
         (self.ino, self.page, self.is_begun, self.found) = (0, 0, false, 0);
         self.extents.clear();
         self.more_from = None;
+        log(self.findings.end_pass());
         self.save(core);
     }
 
@@ -314,15 +336,15 @@ impl Rows<'_> {
     }
 }
 
-/// Examines a block that could not be read, or differed from a checksum, and reports it if it is damaged. It is not if the file has
-/// changed meanwhile, or the block's contents are in the journal. The extent of the page began at `start`. Returns whether it is damaged.
+/// Examines a block that could not be read, or differed from a checksum. Counts it if it is damaged, and returns what is wrong. It is not
+/// damaged if the file has changed meanwhile, or the block's contents are in the journal. The extent of the page began at `start`.
 fn examine(
     core: &Core,
     ino: Ino,
     (start, page): (u64, u64),
     at: At,
     block: &mut [u8],
-) -> Result<bool> {
+) -> Result<Option<(Fault, String)>> {
     let blocks = at.blocks(1);
     let rows = || -> Result<(bool, Sum)> {
         // Only the extent that has the page now: a file may have very many.
@@ -341,26 +363,26 @@ fn examine(
     };
     let before = rows()?;
     let Some(run) = core.volume.runs(blocks).next() else {
-        return Ok(false);
+        return Ok(None);
     };
     let read = core.volume.devices()[usize::from(run.device)].read_at(run.offset_bytes, block);
     let found = checksum(block);
     let differs = matches!(before.1, Sum::Of(sum) if sum != found);
     if !before.0 || (read.is_ok() && !differs) || rows()? != before {
-        return Ok(false);
+        return Ok(None);
     }
     if let Some(slice) = core.slices.get(usize::from(at.slice)) {
         slice.count_checksum_error();
     }
     let place = place_name(&core.volume, at);
-    let offset = page * PAGE_BYTES;
-    match read {
-        Ok(()) => tracing::error!(
-            "inode {ino}, offset {offset}: the data on the device is damaged: it has the checksum {found:#010x}{place}"
+    Ok(Some(match read {
+        Ok(()) => (
+            Fault::Damaged,
+            format!("the data on the device is damaged: it has the checksum {found:#010x}{place}"),
         ),
-        Err(error) => {
-            tracing::error!("inode {ino}, offset {offset}: the data cannot be read: {error}{place}")
-        }
-    }
-    Ok(true)
+        Err(error) => (
+            Fault::Unreadable,
+            format!("the data cannot be read: {error}{place}"),
+        ),
+    }))
 }
