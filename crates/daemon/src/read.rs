@@ -64,6 +64,8 @@ struct WaitingRead<B, R> {
     whole: Whole,
     /// Restarts that are left when `whole` finds that a write interfered.
     tries: u32,
+    /// A Get of several pages has failed: asks for one page at a time, to find the one that fails.
+    one_by_one: bool,
     reply: R,
 }
 
@@ -118,7 +120,7 @@ impl Whole {
 
 impl Mounted {
     /// Reads up to `len` bytes at `offset` into `buffer`. Calls `reply` once with the number of bytes (fewer than `len` only at
-    /// the end of the file) and the buffer. If all pages are cached, calls it at once in this thread; otherwise later, in a
+    /// the end of the file, or before a page that cannot be read) and the buffer. If all pages are cached, calls it at once in this thread; otherwise later, in a
     /// thread of the slice or one with a `Reader`. If the read has to wait for the end of a client's half-done write, calls it
     /// after that, in another thread. `fills_page_cache`: the kernel keeps the bytes, so it must be notified before they change.
     /// The call may wait for clients, and with `fills_page_cache` also for other writes.
@@ -253,6 +255,7 @@ impl Mounted {
             mapped,
             whole,
             tries: READ_TRIES,
+            one_by_one: false,
             reply,
         };
         match waiting.mapped {
@@ -470,13 +473,27 @@ where
         let first = (self.offset + self.done as u64) / PAGE_BYTES;
         let end = (self.offset + self.len as u64).div_ceil(PAGE_BYTES);
         let (slice, run) = layout.first_run(first..end);
-        let count = (run.end - first).min(u64::from(PAGES_PER_GET_MAX));
+        let most = match self.one_by_one {
+            true => 1,
+            false => u64::from(PAGES_PER_GET_MAX),
+        };
+        let count = (run.end - first).min(most);
         (slice, first, count as u32)
     }
 
     /// Asks for the next pages.
-    fn get_next(self) {
+    fn get_next(mut self) {
         let file = self.handle.file.clone();
+        if self.one_by_one {
+            // The pages that came with the failed Get.
+            let at = self.offset + self.done as u64;
+            let out = &mut self.buffer.first(self.len)[self.done..];
+            let mounted = &self.mounted;
+            self.done += mounted.read_cached(file.layout(), file.object_id(), at, out);
+            if self.done == self.len {
+                return self.end();
+            }
+        }
         let (slice, first, count) = self.wanted(file.layout());
         let slice = self.mounted.slice(slice).clone();
         slice.get(&file.object(), first, count, Intent::Read, move |granted| {
@@ -521,15 +538,34 @@ where
             }
             // The file has moved to another slice.
             Err(CacheError::Moved) => {}
-            Err(error) => {
-                // Drops the guard before the reply, as after a successful read.
-                drop(self.whole);
-                return (self.reply)(Err(of_cache(error)), self.buffer);
-            }
+            Err(error) => return self.fail(error),
         }
         if self.done < self.len {
             return self.get_next();
         }
+        self.end();
+    }
+
+    /// Ends a read before the page that fails, as read(2) does for a file on a disk. A read that begins with this page fails.
+    fn fail(mut self, error: CacheError) {
+        // A short read into the page cache would be the end of the file to the kernel.
+        let may_be_short = self.mapped.is_none();
+        let (.., count) = self.wanted(self.handle.file.layout());
+        if may_be_short && count > 1 {
+            self.one_by_one = true;
+            return self.get_next();
+        }
+        if may_be_short && self.done > 0 {
+            self.len = self.done;
+            return self.end();
+        }
+        // Drops the guard before the reply, as after a successful read.
+        drop(self.whole);
+        (self.reply)(Err(of_cache(error)), self.buffer);
+    }
+
+    /// Replies with the bytes, or restarts the read if a write interfered.
+    fn end(self) {
         // The kernel may wait for a read into its page cache before it sends the writes that this read would wait for.
         let may_restart = self.mapped.is_none() || self.tries > 0;
         if may_restart && !self.whole.is_undisturbed(&self.mounted, &self.handle.file) {

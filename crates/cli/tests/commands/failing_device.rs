@@ -475,11 +475,10 @@ impl Drop for Lift<'_> {
     }
 }
 
-#[test]
-fn a_read_that_fails_on_the_device_fails_in_the_program_and_for_that_file_only() {
+/// Makes a file `bad` in the slice on `a`, of which the device cannot read the second page, and mounts the volume again: nothing is cached.
+fn with_unreadable_page() -> Pair {
     let pair = Pair::filled();
     synced(&pair.x().join("bad"), 8).expect("a durable file");
-    // The next mount has nothing cached.
     pair.umount();
     let device = fs::read(pair.a()).expect("the device");
     let page = &pattern(8, BYTES)[4096..8192];
@@ -490,6 +489,42 @@ fn a_read_that_fails_on_the_device_fails_in_the_program_and_for_that_file_only()
             .expect("the page is on the device");
     pair.order(&format!("/a read fail EIO offset {at}..{}\n", at + 4096));
     pair.mount();
+    pair
+}
+
+#[test]
+fn a_read_over_an_unreadable_page_returns_the_bytes_before_it() {
+    let pair = with_unreadable_page();
+    let contents = pattern(8, BYTES);
+    let mut bytes = vec![0; BYTES];
+    let bad = File::open(pair.x().join("bad")).expect("open");
+    for from in [0, 100] {
+        let read = bad.read_at(&mut bytes, from as u64).expect("a short read");
+        assert_eq!(read, 4096 - from);
+        assert!(bytes[..read] == contents[from..4096]);
+    }
+    fails_with(EIO, bad.read_at(&mut bytes, 4096));
+    fails_with(EIO, bad.read_at(&mut bytes, 8191));
+    let read = bad.read_at(&mut bytes, 8192).expect("read");
+    assert!(bytes[..read] == contents[8192..]);
+    // The kernel would take a short answer for the end of the file.
+    let mapped = Command::new("python3")
+        .args(["-c", "import mmap, sys; f = open(sys.argv[1], 'rb'); m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); m[4096]"])
+        .arg(pair.x().join("bad"))
+        .output()
+        .expect("python3");
+    assert!(!mapped.status.success(), "a bus error, and no zeros");
+    assert_eq!(bad.metadata().expect("stat").len(), BYTES as u64);
+    pair.order("");
+    assert_holds(&pair.x().join("bad"), 8);
+    drop(bad);
+    pair.umount();
+    pair.assert_sound();
+}
+
+#[test]
+fn a_read_that_fails_on_the_device_fails_in_the_program_and_for_that_file_only() {
+    let pair = with_unreadable_page();
     let mut bytes = [0; 4096];
     let bad = File::open(pair.x().join("bad")).expect("open");
     fails_with(EIO, bad.read_exact_at(&mut bytes, 4096));

@@ -44,6 +44,8 @@ fn damaged_data_is_an_error_for_every_reader_and_the_rest_of_the_file_is_not() {
         assert!(!read.status.success());
         let text = String::from_utf8_lossy(&read.stderr).into_owned();
         assert!(text.contains("Input/output error"), "{text}");
+        let before = &contents[..DAMAGED * PAGE];
+        assert!(read.stdout == before, "{} bytes", read.stdout.len());
     }
     let opened = std::fs::File::open(&file).expect("the file");
     let mut bytes = vec![0; PAGE];
