@@ -3,7 +3,9 @@
 mod mount;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use jericho_cache::PagePlace;
 use jericho_format::record::sums_key;
 use jericho_fs::types::Ino;
 use jericho_metadata::store::tables::Table;
@@ -106,4 +108,25 @@ fn all_changes_go_on_beside_a_damaged_row_of_checksums() {
     mount.remove("f", file);
     mount.commit();
     mount.remount();
+}
+
+#[test]
+fn the_background_check_compares_the_pages_behind_a_damaged_row_of_checksums() {
+    let mount = damaged();
+    let file = mount.open("f");
+    let mut runs = Vec::new();
+    file.object().resolve(550, 1, &mut runs).unwrap();
+    let PagePlace::Device { offset_bytes, .. } = runs[0].place else {
+        panic!("page 550 is at {:?}", runs[0].place);
+    };
+    let zeros = vec![0; PAGE as usize];
+    mount.device.write_at(offset_bytes, &zeros).unwrap();
+    mount.fs().set_scrub_rate(1 << 50);
+    let status = || mount.fs().scrub_status().unwrap();
+    let begun = Instant::now();
+    while status().last_ended_s.is_none() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", status());
+        std::thread::yield_now();
+    }
+    assert_eq!(status().last_found, 1);
 }

@@ -95,12 +95,13 @@ impl Findings {
         self.is_new(&line).then_some(line)
     }
 
-    /// Returns whether the last pass did not have this line. Remembers it for the next pass.
+    /// Returns whether neither this pass nor the last one had this line. Remembers it for the next pass.
     pub(super) fn is_new(&mut self, line: &str) -> bool {
+        let is_new = !self.lines.contains(line) && !self.known.contains(line);
         if self.lines.len() < KNOWN_MAX {
             self.lines.insert(line.to_owned());
         }
-        !self.known.contains(line)
+        is_new
     }
 
     /// Ends a pass. Returns the line of the last run.

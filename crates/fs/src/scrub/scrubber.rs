@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jericho_format::PAGE_BYTES;
-use jericho_format::sums::{Group, Sum, checksum, place_of};
+use jericho_format::sums::{GROUP_PAGES, Group, Sum, checksum, place_of};
 use jericho_metadata::store::{Change, Extent};
 use jericho_storage::AlignedBuffer;
 
@@ -256,6 +256,9 @@ impl Pass {
             page += u64::from(run.blocks);
         }
         log(self.findings.end_run_before(self.ino, page));
+        if let Some(line) = sums.damaged.take() {
+            log(self.findings.is_new(&line).then_some(line));
+        }
         if let Some(slice) = core.slices.get(usize::from(extent.blocks.slice)) {
             slice.count_scrubbed(bytes);
         }
@@ -303,6 +306,8 @@ struct Rows<'c> {
     ino: Ino,
     /// The last group that was read.
     last: Option<(u64, Group)>,
+    /// A line for the log, if a row makes no sense.
+    damaged: Option<String>,
 }
 
 impl Rows<'_> {
@@ -311,14 +316,26 @@ impl Rows<'_> {
             core,
             ino,
             last: None,
+            damaged: None,
         }
     }
 
-    /// Returns the checksum of a page in the store.
+    /// Returns the checksum of a page in the store. A damaged row has none: its pages can be read from the device, but not compared.
     fn get(&mut self, page: u64) -> Result<Sum> {
         let (group, at) = place_of(page);
         if self.last.as_ref().is_none_or(|(last, _)| *last != group) {
-            let sums = self.core.store_of(self.ino).sums(self.ino, group)?;
+            let sums = match self.core.store_of(self.ino).sums(self.ino, group) {
+                Err(Error::Damaged(why)) => {
+                    let first = group * GROUP_PAGES;
+                    self.damaged = Some(format!(
+                        "inode {}, offset {}: the background check cannot compare {GROUP_PAGES} pages: {why}",
+                        self.ino,
+                        first * PAGE_BYTES
+                    ));
+                    Group::default()
+                }
+                sums => sums?,
+            };
             self.last = Some((group, sums));
         }
         Ok(self
