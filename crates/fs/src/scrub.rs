@@ -8,6 +8,7 @@
 //! the store, so the next mount goes on there.
 
 mod findings;
+mod pages;
 pub(crate) mod scrubber;
 
 use std::time::{Duration, Instant};
