@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use jericho_format::PAGE_BYTES;
 use jericho_shm::{Flags, PageState as Word, SliceMemory};
-use jericho_storage::Device;
+use jericho_storage::Devices;
 use parking_lot::Mutex;
 
 use crate::context::{Limits, SliceContext};
@@ -94,13 +94,16 @@ pub struct Resident {
 /// A slice of the cache. All calls are thread-safe.
 pub struct Slice {
     pub(crate) shared: Arc<SliceShared>,
-    pub(crate) devices: Vec<Arc<dyn Device>>,
+    pub(crate) devices: Devices,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Slice {
     /// Creates the memory, bound to its node and populated, and starts the two threads.
-    pub fn start(config: &Config, devices: &[Arc<dyn Device>]) -> Result<Arc<Slice>, StartError> {
+    ///
+    /// Pages may also be on devices that are appended to `devices` later.
+    pub fn start(config: &Config, devices: impl Into<Devices>) -> Result<Arc<Slice>, StartError> {
+        let devices = devices.into();
         let slice = config.id;
         let memory =
             SliceMemory::create(&format!("slice{slice}"), config.frames, config.kernel_node)
@@ -111,8 +114,12 @@ impl Slice {
                     cause,
                 })?;
         let open = || {
-            jericho_storage::open_queue(devices, std::slice::from_ref(memory.frames()), QUEUE_DEPTH)
-                .map_err(|cause| StartError::Queue { slice, cause })
+            jericho_storage::open_queue(
+                &devices,
+                std::slice::from_ref(memory.frames()),
+                QUEUE_DEPTH,
+            )
+            .map_err(|cause| StartError::Queue { slice, cause })
         };
         let (read_queue, write_queue) = (open()?, open()?);
         let limits = Limits::new(config.frames, config.dirty_age);
@@ -121,7 +128,7 @@ impl Slice {
         let shared = Arc::new(SliceShared::new(context, read_waker, evict_waker));
         let this = Slice {
             shared: shared.clone(),
-            devices: devices.to_vec(),
+            devices,
             threads: Mutex::new(vec![]),
         };
         this.spawn("pipeline", &config.cpus, {

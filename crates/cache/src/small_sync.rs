@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::sums::checksum;
-use jericho_storage::{AlignedBuffer, Device};
+use jericho_storage::{AlignedBuffer, Devices};
 
 use crate::context::SliceContext;
 use crate::effects::Effects;
@@ -94,7 +94,7 @@ pub(crate) struct Started {
 /// back at the moment.
 pub(crate) fn sync(
     shared: &Arc<SliceShared>,
-    devices: &[Arc<dyn Device>],
+    devices: &Devices,
     object: &Arc<dyn Object>,
     pages: &Range<u64>,
     how: SmallSync,
@@ -120,7 +120,7 @@ pub(crate) fn sync(
 /// Writes marked pages and ends their transfer. Returns the first error.
 fn write_and_end(
     shared: &Arc<SliceShared>,
-    devices: &[Arc<dyn Device>],
+    devices: &Devices,
     started: &Started,
     how: SmallSync,
 ) -> Result<(), Error> {
@@ -202,7 +202,7 @@ fn record(state: &mut SliceState, context: &SliceContext, chosen: &Chosen) -> St
 /// Writes the pages of each part to the place that its object gives, unless the object keeps them. Returns a result for each part.
 fn write(
     context: &SliceContext,
-    devices: &[Arc<dyn Device>],
+    devices: &Devices,
     started: &Started,
     how: SmallSync,
 ) -> Vec<Written> {
@@ -226,7 +226,7 @@ fn write(
 
 fn write_part(
     context: &SliceContext,
-    devices: &[Arc<dyn Device>],
+    devices: &Devices,
     part: &Part,
     frames: &[u32],
     how: SmallSync,
@@ -259,7 +259,8 @@ fn write_part(
             panic!("an object allocated a hole");
         };
         let (own, rest) = bytes.split_at((run.pages as usize * PAGE).min(bytes.len()));
-        let device = &devices[usize::from(device)];
+        let device = devices.get(usize::from(device));
+        let device = device.expect("a device of the volume");
         // After a failure the plain write tells whether the device refuses the data. If it does not, the flush had failed. Then the next
         // flush fails, too, and the caller learns it from that one.
         is_durable = is_durable && device.write_durable(offset_bytes, own).is_ok();

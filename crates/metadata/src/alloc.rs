@@ -22,7 +22,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 pub use jericho_volume::Blocks;
-use jericho_volume::{Appended, SliceRegion, SliceSpace};
+use jericho_storage::Appended;
+use jericho_volume::{SliceRegion, SliceSpace};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use self::bits::Bits;

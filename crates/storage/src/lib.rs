@@ -16,15 +16,18 @@
 //! threads, and [`FlushEpochs`] tells which writes a flush has covered. `durable` tells which part of a durable write failed.
 //! `absent` stands for a device that was not found, and `faults` fails the operations of a device, in test builds.
 //! [`open_queue`] chooses between `ring_queue` (io_uring) and `pool_queue` (threads that make blocking calls). `bounce` copies
-//! memory that must not change during its write.
+//! memory that must not change during its write. [`Appended`] is a list that grows while threads read it, and [`Devices`] such a list of
+//! devices.
 
 #![forbid(unsafe_code)]
 
 mod absent;
 mod aligned;
+mod appended;
 mod block;
 mod bounce;
 mod claim;
+mod devices;
 mod durable;
 mod epochs;
 #[cfg(feature = "faults")]
@@ -49,7 +52,9 @@ use jericho_sys::errno;
 
 pub use absent::absent_device;
 pub use aligned::AlignedBuffer;
+pub use appended::Appended;
 pub use claim::{Access, Claim, ClaimError};
+pub use devices::Devices;
 pub use epochs::{FlushEpoch, FlushEpochs};
 pub use jericho_sys::memory::Segment;
 pub use layer::Layer;

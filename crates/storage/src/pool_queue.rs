@@ -19,7 +19,9 @@ use jericho_sys::{errno, service};
 use crate::QueueError;
 use crate::aligned::AlignedBuffer;
 use crate::transfer::{check, length_bytes, operation};
-use crate::{Cause, Completion, Device, Direction, IoError, Queue, Segment, Transfer, Wake};
+use crate::{
+    Cause, Completion, Device, Devices, Direction, IoError, Queue, Segment, Transfer, Wake,
+};
 
 /// Maximum number of threads. More threads would only wait for the same devices.
 const THREADS_MAX: u32 = 8;
@@ -35,7 +37,7 @@ pub(crate) struct PoolQueue {
 }
 
 struct Pool {
-    devices: Vec<Arc<dyn Device>>,
+    devices: Devices,
     jobs: Mutex<Jobs>,
     jobs_changed: Condvar,
     done: Mutex<Vec<Completion>>,
@@ -69,7 +71,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl PoolQueue {
     pub(crate) fn open(
-        devices: &[Arc<dyn Device>],
+        devices: &Devices,
         depth: u32,
         why: String,
     ) -> Result<PoolQueue, QueueError> {
@@ -78,7 +80,7 @@ impl PoolQueue {
             source,
         })?;
         let shared = Arc::new(Pool {
-            devices: devices.to_vec(),
+            devices: devices.clone(),
             jobs: Mutex::default(),
             jobs_changed: Condvar::new(),
             done: Mutex::default(),
@@ -140,7 +142,8 @@ impl Pool {
                         .unwrap_or_else(PoisonError::into_inner);
                 }
             };
-            let device = &self.devices[usize::from(transfer.device)];
+            let device = self.devices.get(usize::from(transfer.device));
+            let device = device.expect("a device that `check` has found");
             let buffer = buffer.get_or_insert_with(|| AlignedBuffer::new(PIECE_BYTES));
             // A device that panics must not leave its transfer in flight for ever.
             let result = std::panic::catch_unwind(AssertUnwindSafe(|| {

@@ -9,7 +9,7 @@ use jericho_sys::memory::Mapping;
 
 use crate::pool_queue::PoolQueue;
 use crate::ring_queue::RingQueue;
-use crate::{Device, Queue, QueueError, Wake};
+use crate::{Devices, Queue, QueueError, Wake};
 
 impl Wake for Doorbell {
     fn wake(&self) {
@@ -19,16 +19,19 @@ impl Wake for Doorbell {
 
 /// Opens a queue to `devices` with at most `depth` transfers (at least 1) in flight. Further transfers wait inside the queue.
 ///
+/// Transfers may also go to devices that are appended to the list later. If the queue uses io_uring, these must have a descriptor.
+///
 /// Uses io_uring when every device has a descriptor and the kernel allows it. Otherwise uses a few threads that make blocking
 /// calls, which costs more CPU. Registers `buffers` with the io_uring instance, so that the kernel need not pin their pages for
 /// each transfer. `buffers` should be the memory that most transfers use. The caller populates it first, and punches no holes into
 /// it while the queue is open. If the kernel refuses the registration (RLIMIT_MEMLOCK), transfers work without it. The choice is
 /// logged, and `Queue::describe` returns it.
 pub fn open_queue(
-    devices: &[Arc<dyn Device>],
+    devices: impl Into<Devices>,
     buffers: &[Arc<Mapping>],
     depth: u32,
 ) -> Result<Box<dyn Queue>, QueueError> {
+    let devices = &devices.into();
     if let Some(device) = devices.iter().find(|device| device.queue_fd().is_none()) {
         let why = format!("{} supports only blocking calls", device.name());
         return open_threads(devices, depth, why);
@@ -48,7 +51,7 @@ pub fn open_queue(
 /// Opens a queue for an owner that sleeps elsewhere. Completions ring `doorbell` while the owner sleeps, and the owner calls
 /// `Queue::wait` only with a timeout of zero. Fails if io_uring is refused, or a device has no descriptor (EOPNOTSUPP).
 pub fn open_signalling_queue(
-    devices: &[Arc<dyn Device>],
+    devices: &Devices,
     depth: u32,
     doorbell: &Doorbell,
 ) -> Result<Box<dyn Queue>, QueueError> {
@@ -67,16 +70,12 @@ pub fn open_signalling_queue(
 
 /// Opens the fallback queue with threads that make blocking calls, even if io_uring is possible.
 pub fn open_pool_queue(
-    devices: &[Arc<dyn Device>],
+    devices: impl Into<Devices>,
     depth: u32,
 ) -> Result<Box<dyn Queue>, QueueError> {
-    open_threads(devices, depth, "requested".to_string())
+    open_threads(&devices.into(), depth, "requested".to_string())
 }
 
-fn open_threads(
-    devices: &[Arc<dyn Device>],
-    depth: u32,
-    why: String,
-) -> Result<Box<dyn Queue>, QueueError> {
+fn open_threads(devices: &Devices, depth: u32, why: String) -> Result<Box<dyn Queue>, QueueError> {
     Ok(Box::new(PoolQueue::open(devices, depth, why)?))
 }

@@ -19,7 +19,7 @@ use jericho_sys::uring::{Completed, Operation, PushError, Request, Ring};
 use crate::bounce::Bounce;
 use crate::handle::{SECTOR_BYTES, stopped_error};
 use crate::transfer::{check, length_bytes};
-use crate::{Cause, Completion, Device, Direction, Queue, Transfer, Wake};
+use crate::{Cause, Completion, Device, Devices, Direction, Queue, Transfer, Wake};
 
 /// Number of transfers that `submit` collects before it starts them. Starting each alone costs a system call each. Leaving all to
 /// `wait` lets the device run dry while the owner handles completions, which costs a tenth of the random reads per second at depth
@@ -30,8 +30,7 @@ pub(crate) struct RingQueue {
     ring: Ring,
     /// The thread that has entered the ring. The kernel may allow no other.
     owner: Option<ThreadId>,
-    devices: Vec<Arc<dyn Device>>,
-    names: Vec<Arc<str>>,
+    devices: Devices,
     buffers: Vec<Arc<Mapping>>,
     registration: Result<(), io::Error>,
     depth: u32,
@@ -50,7 +49,7 @@ pub(crate) struct RingQueue {
 impl RingQueue {
     /// Fails as `Ring::new` does.
     pub(crate) fn open(
-        devices: &[Arc<dyn Device>],
+        devices: &Devices,
         buffers: &[Arc<Mapping>],
         depth: u32,
     ) -> io::Result<RingQueue> {
@@ -66,8 +65,7 @@ impl RingQueue {
         Ok(RingQueue {
             ring,
             owner: None,
-            devices: devices.to_vec(),
-            names: devices.iter().map(|device| device.name()).collect(),
+            devices: devices.clone(),
             buffers: buffers.to_vec(),
             registration,
             depth,
@@ -83,7 +81,7 @@ impl RingQueue {
 
     /// See `open_signalling_queue`.
     pub(crate) fn open_signalling(
-        devices: &[Arc<dyn Device>],
+        devices: &Devices,
         depth: u32,
         doorbell: &Doorbell,
     ) -> io::Result<RingQueue> {
@@ -128,8 +126,7 @@ impl RingQueue {
     /// Moves transfers from the backlog into the ring, as many as fit.
     fn refill(&mut self) {
         while let Some(mut request) = self.backlog.pop_front() {
-            if request.operation == Operation::Write
-                && self.devices[request.file as usize].needs_stable_writes()
+            if request.operation == Operation::Write && self.device(&request).needs_stable_writes()
             {
                 match self.bounce.copy(&mut request.segments) {
                     Ok(true) => {}
@@ -192,6 +189,23 @@ impl RingQueue {
         None
     }
 
+    /// Returns the device of a request that `check` has passed.
+    fn device(&self, request: &Request) -> &Arc<dyn Device> {
+        let device = self.devices.get(request.file as usize);
+        device.expect("a device that `check` has found")
+    }
+
+    /// Gives the ring the devices that were appended to the list since it was opened, up to the one with this index.
+    fn add_files(&mut self, index: usize) -> io::Result<()> {
+        while self.ring.files() <= index {
+            let device = self.devices.get(self.ring.files());
+            let fd = device.and_then(|device| device.queue_fd());
+            let fd = fd.ok_or(io::Error::from_raw_os_error(errno::EOPNOTSUPP))?;
+            self.ring.add_file(fd)?;
+        }
+        Ok(())
+    }
+
     fn stopped(&self, request: &Request, cause: Cause) -> Completion {
         let operation = if request.operation == Operation::Read {
             "read"
@@ -205,7 +219,7 @@ impl RingQueue {
             .sum();
         let error = stopped_error(
             operation,
-            &self.names[request.file as usize],
+            &self.device(request).name(),
             request.offset_bytes,
             total,
             request.done_bytes as u64,
@@ -230,18 +244,14 @@ impl RingQueue {
 type Registration = io::Result<()>;
 
 fn open_ring(
-    devices: &[Arc<dyn Device>],
+    devices: &Devices,
     buffers: &[Arc<Mapping>],
     depth: u32,
     doorbell: &Arc<Doorbell>,
 ) -> io::Result<(Ring, Registration)> {
-    let files: Vec<BorrowedFd<'_>> = devices
-        .iter()
-        .filter_map(|device| device.queue_fd())
-        .collect();
-    if files.len() != devices.len() {
-        return Err(io::Error::from_raw_os_error(errno::EOPNOTSUPP));
-    }
+    // The list may grow meanwhile: the ring gets later devices when a transfer needs them.
+    let files: Option<Vec<BorrowedFd<'_>>> = devices.iter().map(|d| d.queue_fd()).collect();
+    let files = files.ok_or(io::Error::from_raw_os_error(errno::EOPNOTSUPP))?;
     let mut ring = Ring::new(depth, &files, Arc::clone(doorbell))?;
     let registration = ring.register_buffers(buffers);
     Ok((ring, registration))
@@ -262,7 +272,7 @@ impl Queue for RingQueue {
                 result: Ok(()),
             });
         } else {
-            self.backlog.push_back(Request {
+            let request = Request {
                 tag,
                 file: u32::from(transfer.device),
                 operation: match transfer.direction {
@@ -272,7 +282,14 @@ impl Queue for RingQueue {
                 offset_bytes: transfer.offset_bytes,
                 segments: transfer.segments,
                 done_bytes: 0,
-            });
+            };
+            if let Err(error) = self.add_files(usize::from(transfer.device)) {
+                let cause = Cause::Errno(error.raw_os_error().unwrap_or(errno::EIO));
+                let completion = self.stopped(&request, cause);
+                self.completed_early.push(completion);
+                return;
+            }
+            self.backlog.push_back(request);
             self.unstarted += 1;
             if self.unstarted == START_BATCH {
                 self.start_early();

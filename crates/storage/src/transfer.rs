@@ -1,11 +1,9 @@
 //! The checks of a transfer, for both kinds of queues.
 
-use std::sync::Arc;
-
 use jericho_sys::errno;
 
 use crate::handle::is_in_range;
-use crate::{BLOCK_BYTES, Cause, Device, Direction, IoError, Transfer};
+use crate::{BLOCK_BYTES, Cause, Devices, Direction, IoError, Transfer};
 
 /// Returns the name of an operation in errors.
 pub(crate) fn operation(direction: Direction) -> &'static str {
@@ -25,7 +23,7 @@ pub(crate) fn length_bytes(transfer: &Transfer) -> u64 {
 
 /// Refuses invalid transfers. Fails with EINVAL for blocks that the device does not have or that are not whole. Fails with EFAULT
 /// for memory that is outside of its mapping or must not be written. Fails with EROFS for a write to a read-only device.
-pub(crate) fn check(transfer: &Transfer, devices: &[Arc<dyn Device>]) -> Result<(), IoError> {
+pub(crate) fn check(transfer: &Transfer, devices: &Devices) -> Result<(), IoError> {
     let length_bytes = length_bytes(transfer);
     let device = devices.get(usize::from(transfer.device));
     let refuse = |errno| {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jericho_storage::{
-    BLOCK_BYTES, Cause, Completion, Device, Direction, IoError, OpenOptions, Queue, Segment,
-    Transfer, open_device, open_pool_queue, open_queue,
+    BLOCK_BYTES, Cause, Completion, Device, Devices, Direction, IoError, OpenOptions, Queue,
+    Segment, Transfer, open_device, open_pool_queue, open_queue,
 };
 use jericho_sys::memory::Mapping;
 use support::{
@@ -82,6 +82,44 @@ fn scattered_round_trip(device: Arc<dyn Device>) {
         assert!(bytes_of(&mapping, 40, 3) == stored[BLOCK..4 * BLOCK]);
         assert!(bytes_of(&mapping, 32, 5) == stored[4 * BLOCK..9 * BLOCK]);
         assert!(bytes_of(&mapping, 50, 7) == stored[9 * BLOCK..]);
+    }
+}
+
+#[test]
+fn transfers_go_to_a_device_that_is_appended_while_the_queue_is_open() {
+    let directories = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let [first, second] = [0, 1].map(|n: usize| file_device(directories[n].path(), 16));
+    let mapping = memory(16);
+    let data = pattern(9, 4);
+    let of = |device: u16, transfer: Transfer| Transfer { device, ..transfer };
+    let buffers = [Arc::clone(&mapping)];
+    let queue = |kind: usize, devices: &Devices| match kind {
+        0 => open_queue(devices, &buffers, 4).unwrap(),
+        1 => open_queue(devices, &[], 4).unwrap(),
+        _ => open_pool_queue(devices, 4).unwrap(),
+    };
+    for kind in 0..3 {
+        let devices = Devices::from(&[Arc::clone(&first)]);
+        let mut queue = queue(kind, &devices);
+        let queue = queue.as_mut();
+        mapping.copy_in(0, &data);
+        let write = |block| transfer(0, Direction::Write, block, vec![segment(&mapping, 0, 4)]);
+        let missing = one(queue, of(1, write(0))).unwrap_err();
+        assert_eq!(missing.errno(), 22, "{missing}");
+        devices.push(Arc::clone(&second));
+        one(queue, of(1, write(8))).unwrap();
+        one(queue, of(0, write(0))).unwrap();
+        let read = transfer(0, Direction::Read, 8, vec![segment(&mapping, 8, 4)]);
+        one(queue, of(1, read)).unwrap();
+        assert!(bytes_of(&mapping, 8, 4) == data);
+        for (device, block) in [(&first, 0), (&second, 8)] {
+            let mut stored = vec![0; 4 * BLOCK];
+            device.read_at(block * BLOCK_BYTES, &mut stored).unwrap();
+            assert!(stored == data);
+            device
+                .write_at(block * BLOCK_BYTES, &vec![0; 4 * BLOCK])
+                .unwrap();
+        }
     }
 }
 
@@ -400,7 +438,7 @@ impl Device for Broken {
 #[test]
 fn a_device_that_panics_fails_its_transfer_and_no_other() {
     let mapping = memory(1);
-    let mut queue = open_queue(&[Arc::new(Broken)], &[], 1).unwrap();
+    let mut queue = open_queue(&[Arc::new(Broken) as Arc<dyn Device>], &[], 1).unwrap();
     assert!(
         queue
             .describe()
@@ -464,7 +502,7 @@ fn change_in_flight(needs_stable_writes: bool, writes: usize) -> Option<Vec<Vec<
         needs_stable_writes,
     });
     let mapping = memory(writes);
-    let mut queue = open_queue(&[device], &[Arc::clone(&mapping)], 4).unwrap();
+    let mut queue = open_queue(&[device as Arc<dyn Device>], &[Arc::clone(&mapping)], 4).unwrap();
     if !queue.describe().contains("io_uring of depth") {
         eprintln!("SKIPPED: io_uring: {}", queue.describe());
         return None;
@@ -514,7 +552,7 @@ fn more_writes_than_there_are_copies_reach_a_device_that_needs_stable_writes() {
         needs_stable_writes: true,
     });
     let mapping = memory(WRITES);
-    let mut queue = open_queue(&[device], &[], 64).unwrap();
+    let mut queue = open_queue(&[device as Arc<dyn Device>], &[], 64).unwrap();
     if !queue.describe().contains("io_uring of depth") {
         eprintln!("SKIPPED: io_uring: {}", queue.describe());
         return;

@@ -105,7 +105,8 @@ pub struct Ring {
     slots: Vec<RingSlot>,
     free: Vec<u32>,
     files: Vec<OwnedFd>,
-    files_registered: bool,
+    /// Number of files, the first ones, that are registered.
+    files_registered: usize,
     registered: Vec<RegisteredMapping>,
     doorbell: Arc<Doorbell>,
     doorbell_polled: bool,
@@ -135,7 +136,8 @@ impl Ring {
         let raw: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
         // Registered files save a reference count per operation. If the kernel refuses (RLIMIT_NOFILE), the ring uses plain
         // descriptors.
-        let files_registered = !raw.is_empty() && ring.submitter().register_files(&raw).is_ok();
+        let is_registered = !raw.is_empty() && ring.submitter().register_files(&raw).is_ok();
+        let files_registered = if is_registered { raw.len() } else { 0 };
         Ok(Ring {
             ring,
             slots: (0..depth)
@@ -197,6 +199,17 @@ impl Ring {
         self.ring.submitter().register_eventfd(eventfd)
     }
 
+    /// Appends a file to the ring's list, which duplicates it. The ring does not register the file.
+    pub fn add_file(&mut self, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.files.push(file.try_clone_to_owned()?);
+        Ok(())
+    }
+
+    /// Returns the number of the ring's files.
+    pub fn files(&self) -> usize {
+        self.files.len()
+    }
+
     /// Returns whether buffers are registered.
     pub fn has_registered_buffers(&self) -> bool {
         !self.registered.is_empty()
@@ -222,13 +235,14 @@ impl Ring {
         };
         let slot = &mut self.slots[index as usize];
         collect_iovecs(&request, &mut slot.iovecs);
-        let file = if self.files_registered {
+        let is_registered = (request.file as usize) < self.files_registered;
+        let file = if is_registered {
             request.file as RawFd // the index of an existing file: small
         } else {
             self.files[request.file as usize].as_raw_fd()
         };
         let buffer = fixed_buffer(&self.registered, &request, &slot.iovecs);
-        let entry = entry(file, self.files_registered, &request, &slot.iovecs, buffer);
+        let entry = entry(file, is_registered, &request, &slot.iovecs, buffer);
         slot.request = Some(request);
         // SAFETY: the memory is in bounds (`is_valid`) of mappings that the slot keeps alive; the iovecs are the slot's and stay
         // unchanged while it holds a request; the descriptor is the ring's. The slot is emptied only at the completion.
@@ -400,7 +414,7 @@ impl Drop for Ring {
         }
         // The kernel releases the files and buffers of a closed ring some time later. Unregistering releases them now, so that
         // locks and exclusive opens of them end with this drop. If it fails, they end later.
-        if self.files_registered {
+        if self.files_registered > 0 {
             let _ = self.ring.submitter().unregister_files();
         }
         if !self.registered.is_empty() {

@@ -5,7 +5,6 @@
 #![forbid(unsafe_code)]
 
 mod add;
-mod appended;
 mod device;
 mod error;
 mod find;
@@ -26,7 +25,6 @@ pub mod superblocks;
 mod volume;
 
 pub use add::{AddError, Added, add_device};
-pub use appended::Appended;
 pub use device::OpenMode;
 pub use error::VolumeError;
 pub use format::{FormatOptions, Summary, format_devices};

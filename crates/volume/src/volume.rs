@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
-use jericho_storage::{Device, IoError};
+use jericho_storage::{Appended, Device, IoError};
 use parking_lot::{Mutex, MutexGuard};
 use siphasher::sip::SipHasher24;
 
-use crate::appended::Appended;
 use crate::space::{Blocks, DeviceRun, SliceId, SliceSpace, slices_of};
 use crate::superblocks::Superblocks;
 

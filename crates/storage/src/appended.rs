@@ -1,9 +1,7 @@
 //! A list that threads read without a lock while another thread appends to it.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-use parking_lot::Mutex;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Entries of the first segment. Each further segment is twice as long.
 const FIRST: usize = 8;
@@ -68,7 +66,11 @@ impl<T> Appended<T> {
 
     /// Appends entries. Readers see all of them at once.
     pub fn append(&self, entries: impl IntoIterator<Item = T>) {
-        let _alone = self.appending.lock();
+        // A panic of an earlier thread changed nothing that a reader sees.
+        let _alone = self
+            .appending
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let mut len = self.len();
         for entry in entries {
             let (segment, at) = place(len);
