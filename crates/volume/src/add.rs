@@ -1,5 +1,5 @@
 //! Adds a device with new slices to an open volume. Stores of the volume may be in use meanwhile. The volume keeps the slices with which it
-//! was opened: the new ones are used when it is opened again.
+//! was opened, until `Volume::take` takes the new device into use or the volume is opened again.
 //!
 //! The order of the durable writes makes a crash at any point leave the old volume or the new one:
 //!
@@ -12,6 +12,7 @@
 //!
 //! An interrupted addition leaves a device with a label of the volume that is not in the volume's device table.
 
+use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -87,12 +88,36 @@ impl From<IoError> for AddError {
 }
 
 /// A device that was added.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Added {
+    /// The device.
+    pub device: Arc<dyn Device>,
     /// Number of its first slice.
     pub first_slice: usize,
     /// The new device and its slices.
     pub summary: Summary,
+}
+
+impl fmt::Debug for Added {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Added")
+            .field("device", &self.device.name())
+            .field("slices", &self.slices())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Added {
+    /// Returns the index of the device.
+    pub(crate) fn device_index(&self) -> usize {
+        let of_slice = |slice: &(Option<u32>, u16, u64)| usize::from(slice.1);
+        self.summary.slices.first().map_or(usize::MAX, of_slice)
+    }
+
+    /// Returns the numbers of the new slices.
+    pub fn slices(&self) -> Range<usize> {
+        self.first_slice..self.first_slice + self.summary.slices.len()
+    }
 }
 
 /// Fails if nothing can be added to the volume.
@@ -216,6 +241,7 @@ pub fn add_device(
         tracing::warn!(%error, "the older copy of the superblock does not have the new device");
     }
     Ok(Added {
+        device,
         first_slice: first.slice,
         summary,
     })

@@ -107,9 +107,9 @@ pub enum GrowError {
         /// The host's error.
         cause: IoError,
     },
-    /// The device was added since the volume was opened.
+    /// The device was added since the volume was opened, and could not be taken into use.
     #[error(
-        "the device was added to the volume since it was mounted; mount the volume again first"
+        "the device was added to the volume since it was mounted, and is not in use; mount the volume again first"
     )]
     Added,
     /// The device with the first blocks of a slice is missing.
@@ -161,7 +161,7 @@ impl Volume {
             s.regions = planned.regions;
             s.slices = planned.slices;
         })?;
-        // Leaves out the slices of a device that was added since the volume was opened.
+        // Leaves out the slices of a device that was added and is not in use.
         let mut slices = self.superblocks().with(slices_of);
         slices.truncate(self.slices().len());
         self.adopt(slices);

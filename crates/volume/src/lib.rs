@@ -22,6 +22,7 @@ mod overlay;
 mod owner;
 mod space;
 pub mod superblocks;
+mod take;
 mod volume;
 
 pub use add::{AddError, Added, add_device};

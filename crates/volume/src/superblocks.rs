@@ -15,12 +15,12 @@ use crate::owner;
 
 /// The superblock of an open volume. Every change is durable before `update` returns.
 pub struct Superblocks {
-    /// By device index. May be shorter than the device table while the volume is being opened.
-    devices: Vec<Arc<dyn Device>>,
     state: Mutex<State>,
 }
 
 struct State {
+    /// By device index. Is shorter than the device table while the volume is being opened, and after an addition until the new device joins.
+    devices: Vec<Arc<dyn Device>>,
     current: Superblock,
     /// The greatest sequence that any device may have.
     sequence: u64,
@@ -106,8 +106,8 @@ impl Superblocks {
     fn new(devices: Vec<Arc<dyn Device>>, current: Superblock) -> Superblocks {
         let counting = vec![None; devices.len()];
         Superblocks {
-            devices,
             state: Mutex::new(State {
+                devices,
                 sequence: current.head.sequence.get(),
                 current,
                 counting,
@@ -161,18 +161,14 @@ impl Superblocks {
         state.sequence = state.sequence.max(next.head.sequence.get()) + 1;
         next.head.sequence.set(state.sequence);
         let bytes = next.encode();
+        let devices = state.devices.clone();
         let write = |(device, counting): (&Arc<dyn Device>, &Option<usize>)| {
             write_other(&**device, *counting, &bytes)
         };
-        let written: Vec<_> = self
-            .devices
-            .iter()
-            .zip(&state.counting)
-            .map(write)
-            .collect();
+        let written: Vec<_> = devices.iter().zip(&state.counting).map(write).collect();
         let mut causes = vec![];
         let present = |(_, (device, _)): &(usize, (&Arc<dyn Device>, _))| !device.is_absent();
-        let results = self.devices.iter().zip(written).enumerate();
+        let results = devices.iter().zip(written).enumerate();
         for (index, (device, written)) in results.filter(present) {
             match written {
                 Ok(copy) => match device.flush() {
@@ -188,13 +184,13 @@ impl Superblocks {
             }
         }
         let is_needed = |index: usize| needed.iter().any(|needed| usize::from(*needed) == index);
-        let missing = self.devices.iter().enumerate();
+        let missing = devices.iter().enumerate();
         let mut missing = missing.filter(|(index, device)| is_needed(*index) && device.is_absent());
         if let Some((_, missing)) = missing.next() {
             state.has_failed = true;
             missing.flush()?;
         }
-        let present = self.devices.iter().filter(|device| !device.is_absent());
+        let present = devices.iter().filter(|device| !device.is_absent());
         let are_all = causes.len() == present.count();
         if let Some(at) = causes
             .iter()
@@ -204,11 +200,18 @@ impl Superblocks {
             return Err(causes.swap_remove(at).1);
         }
         for (index, cause) in causes {
-            let name = self.devices[index].name();
+            let name = devices[index].name();
             tracing::warn!("the superblock on {name} is out of date: {cause}");
         }
         state.current = next;
         Ok(())
+    }
+
+    /// Writes further changes to a device that was added, too. The superblock names it durably.
+    pub(crate) fn join(&self, device: Arc<dyn Device>) {
+        let mut state = self.state.lock();
+        state.devices.push(device);
+        state.counting.push(None);
     }
 
     /// Makes the superblock the only one that a mount can find on the first device, also if updates have failed.

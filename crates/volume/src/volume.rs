@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
-use jericho_storage::{Appended, Device, IoError};
+use jericho_storage::{Appended, Device, Devices, IoError};
 use parking_lot::{Mutex, MutexGuard};
 use siphasher::sip::SipHasher24;
 
@@ -12,9 +12,12 @@ use crate::superblocks::Superblocks;
 
 /// An open volume.
 pub struct Volume {
-    devices: Vec<Arc<dyn Device>>,
+    /// The devices as they were opened, and again after each one that was added and taken into use.
+    devices: Appended<Vec<Arc<dyn Device>>>,
+    /// The same devices, for queues of transfers.
+    device_list: Devices,
     superblocks: Arc<Superblocks>,
-    /// The slices as they were opened, and again after each growth.
+    /// The slices as they were opened, and again after each growth and each device that was taken into use.
     slices: Appended<Vec<SliceSpace>>,
     growing: Mutex<()>,
     uuid: [u8; 16],
@@ -34,7 +37,8 @@ impl Volume {
             superblocks.with(|s| (slices_of(s), s.head.volume_uuid, s.head.hash_seed));
         let has_checksums = superblocks.with(|s| s.head.has_checksums());
         Volume {
-            devices,
+            device_list: Devices::from(&devices),
+            devices: [devices].into_iter().collect(),
             superblocks: Arc::new(superblocks),
             slices: [slices].into_iter().collect(),
             growing: Mutex::new(()),
@@ -45,12 +49,18 @@ impl Volume {
         }
     }
 
-    /// Returns the devices, by index.
+    /// Returns the devices, by index. After a device was taken into use, the next call returns it, too. A caller that gets indices of
+    /// devices from `slices` or `translate` calls this afterwards.
     pub fn devices(&self) -> &[Arc<dyn Device>] {
-        &self.devices
+        self.devices.last().map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the slices, by id. After a growth, the next call returns their new space.
+    /// Returns the devices as a list that gets those that are taken into use later.
+    pub fn device_list(&self) -> &Devices {
+        &self.device_list
+    }
+
+    /// Returns the slices, by id. After a growth, the next call returns their new space; after a device was taken into use, its slices, too.
     pub fn slices(&self) -> &[SliceSpace] {
         self.slices.last().map_or(&[], Vec::as_slice)
     }
@@ -60,13 +70,20 @@ impl Volume {
         let devices = slice
             .regions
             .iter()
-            .map(|r| &self.devices[usize::from(r.device)]);
+            .map(|r| &self.devices()[usize::from(r.device)]);
         devices.into_iter().find(|device| device.is_absent())
     }
 
     /// Takes the slices' new space into use. The superblock names it durably.
     pub(crate) fn adopt(&self, slices: Vec<SliceSpace>) {
         self.slices.append([slices]);
+    }
+
+    /// Appends a device to those that the calls of the volume return.
+    pub(crate) fn adopt_device(&self, device: &Arc<dyn Device>) {
+        self.device_list.push(device.clone());
+        let devices = self.devices().iter().chain([device]).cloned();
+        self.devices.append([devices.collect::<Vec<_>>()]);
     }
 
     /// Returns the lock that a thread holds while the volume grows.
