@@ -10,8 +10,10 @@
 //! the commit of a batch that frees its blocks (`load_for`). If it were loaded after the commit, these blocks would be free at
 //! once and could be allocated to another file. `release_committed` would then free them although that file owns them.
 //!
-//! A slice grows at its end (`grow.rs`): its last container gets longer, and further containers follow. All block numbers stay.
+//! A slice grows at its end (`grow.rs`): its last container gets longer, and further containers follow. All block numbers stay. Further slices
+//! come after the last one (`append.rs`).
 
+mod append;
 mod bits;
 mod grow;
 mod lend;
@@ -21,11 +23,12 @@ mod refill;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-pub use jericho_volume::Blocks;
 use jericho_storage::Appended;
+pub use jericho_volume::Blocks;
 use jericho_volume::{SliceRegion, SliceSpace};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
+pub use self::append::{AppendedShard, AppendedSlice};
 use self::bits::Bits;
 pub use self::lend::{Loan, LoanRequest};
 use self::loans::Loans;
@@ -69,6 +72,49 @@ struct Space {
 }
 
 impl Space {
+    /// Returns the space of a slice with no used block. Has no free blocks before `end_opening`.
+    fn new(mut options: SpaceOptions, container_blocks: u64) -> Space {
+        let count = options.blocks.div_ceil(container_blocks);
+        let lengths = container_lengths(options.blocks, container_blocks, 0..count);
+        options.chunks.sort_unstable();
+        Space {
+            capacity: AtomicU64::new(options.blocks),
+            free: AtomicU64::new(0),
+            cursor: AtomicUsize::new(0),
+            containers: lengths.map(Container::empty).collect(),
+            chunks: options.chunks,
+            regions: RwLock::new(options.regions),
+            is_closed: AtomicBool::new(options.is_absent),
+        }
+    }
+
+    /// Counts blocks of a container that are used when the volume is opened.
+    fn take_at_opening(&self, slice: SliceId, container: usize, blocks: u32) -> Result<()> {
+        let found = self.containers.get(container);
+        let free = &found.ok_or_else(|| too_many(slice))?.free;
+        let left = free.load(Ordering::Relaxed).checked_sub(blocks);
+        free.store(left.ok_or_else(|| too_many(slice))?, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Counts the blocks of the metadata chunks, after those in the store. Returns the number of free blocks.
+    fn end_opening(&self, slice: SliceId, container_blocks: u64, chunk_blocks: u64) -> Result<u64> {
+        for first in &self.chunks {
+            for (container, _, count) in pieces(container_blocks, *first, chunk_blocks) {
+                self.take_at_opening(slice, container, count as u32)?;
+            }
+        }
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Ok(0);
+        }
+        let containers = self.containers.iter();
+        let free = containers
+            .map(|c| u64::from(c.free.load(Ordering::Relaxed)))
+            .sum();
+        self.free.store(free, Ordering::Relaxed);
+        Ok(free)
+    }
+
     /// Returns the device of a contiguous range of the slice, and the range's first block there. Returns `None` if the range is
     /// not contiguous.
     fn place(&self, first: u64, blocks: u64) -> Option<(u16, u64)> {
@@ -85,6 +131,10 @@ impl Space {
     fn capacity(&self) -> u64 {
         self.capacity.load(Ordering::Acquire)
     }
+}
+
+fn too_many(slice: SliceId) -> Error {
+    Error::Damaged(format!("more blocks of slice {slice} are used than it has"))
 }
 
 /// Returns the lengths of these containers of a slice of `capacity` blocks.
@@ -123,18 +173,32 @@ impl From<&SliceSpace> for SpaceOptions {
 /// The allocator of the volume. All calls are thread-safe. Only the first use of a container does device I/O (a read of the
 /// store).
 pub struct Allocator {
-    /// The store of each shard.
-    stores: Vec<StoreRef>,
+    shards: Appended<ShardParts>,
     container_blocks: u64,
     chunk_blocks: u64,
-    slices: Vec<Space>,
+    /// A slice comes after its shard.
+    slices: Appended<Space>,
     /// Free blocks that are neither reserved nor lent.
     available: AtomicU64,
     reserved: AtomicU64,
     loans: Loans,
     growing: Mutex<()>,
-    /// By shard.
-    logged: Vec<LoggedPages>,
+}
+
+/// What the allocator has of each shard. Has cache lines of its own.
+#[repr(align(128))]
+struct ShardParts {
+    store: StoreRef,
+    logged: LoggedPages,
+}
+
+impl ShardParts {
+    fn new(store: StoreRef) -> ShardParts {
+        ShardParts {
+            store,
+            logged: LoggedPages::default(),
+        }
+    }
 }
 
 /// Number of passes over all containers after which an allocation of reserved blocks fails.
@@ -148,31 +212,12 @@ impl Allocator {
         chunk_blocks: u64,
     ) -> Result<Arc<Allocator>> {
         let container_blocks = u64::from(stores[0].container_blocks());
-        let space = |mut options: SpaceOptions| {
-            let count = options.blocks.div_ceil(container_blocks);
-            let lengths = container_lengths(options.blocks, container_blocks, 0..count);
-            options.chunks.sort_unstable();
-            Space {
-                capacity: AtomicU64::new(options.blocks),
-                free: AtomicU64::new(0),
-                cursor: AtomicUsize::new(0),
-                containers: lengths.map(Container::empty).collect(),
-                chunks: options.chunks,
-                regions: RwLock::new(options.regions),
-                is_closed: AtomicBool::new(options.is_absent),
-            }
-        };
+        let space = |options| Space::new(options, container_blocks);
         let slices: Vec<Space> = slices.into_iter().map(space).collect();
-        let too_many = |slice: SliceId| {
-            Error::Damaged(format!("more blocks of slice {slice} are used than it has"))
-        };
         let take = |slice: SliceId, container: usize, blocks: u32| {
             let space = slices.get(usize::from(slice));
-            let found = space.and_then(|space| space.containers.get(container));
-            let free = &found.ok_or_else(|| too_many(slice))?.free;
-            let left = free.load(Ordering::Relaxed).checked_sub(blocks);
-            free.store(left.ok_or_else(|| too_many(slice))?, Ordering::Relaxed);
-            Ok::<_, Error>(())
+            let space = space.ok_or_else(|| too_many(slice))?;
+            space.take_at_opening(slice, container, blocks)
         };
         let map = ShardMap::new(stores.len());
         let present = |(_, store): &(ShardId, &StoreRef)| !store.is_absent();
@@ -185,29 +230,15 @@ impl Allocator {
                 take(slice, container as usize, used)?;
             }
         }
-        for (slice, first) in slices_chunks(&slices) {
-            for (container, _, count) in pieces(container_blocks, first, chunk_blocks) {
-                take(slice, container, count as u32)?;
-            }
-        }
         let mut available = 0;
-        for space in slices
-            .iter()
-            .filter(|space| !space.is_closed.load(Ordering::Relaxed))
-        {
-            let containers = space.containers.iter();
-            let free = containers
-                .map(|c| u64::from(c.free.load(Ordering::Relaxed)))
-                .sum();
-            space.free.store(free, Ordering::Relaxed);
-            available += free;
+        for (id, space) in slices.iter().enumerate() {
+            available += space.end_opening(id as SliceId, container_blocks, chunk_blocks)?;
         }
         Ok(Arc::new(Allocator {
-            logged: stores.iter().map(|_| LoggedPages::default()).collect(),
-            stores,
+            shards: stores.into_iter().map(ShardParts::new).collect(),
             container_blocks,
             chunk_blocks,
-            slices,
+            slices: slices.into_iter().collect(),
             available: AtomicU64::new(available),
             reserved: AtomicU64::new(0),
             loans: Loans::default(),
@@ -217,12 +248,23 @@ impl Allocator {
 
     /// Returns the map from slices to shards.
     pub fn shards(&self) -> ShardMap {
-        ShardMap::new(self.stores.len())
+        ShardMap::new(self.shards.len())
+    }
+
+    fn shard(&self, shard: ShardId) -> &ShardParts {
+        let found = self.shards.get(shard.index());
+        found.expect("a shard of the volume")
     }
 
     /// Returns the store of a slice.
     fn store_of(&self, slice: SliceId) -> &StoreRef {
-        &self.stores[self.shards().of_slice(slice).index()]
+        &self.shard(self.shards().of_slice(slice)).store
+    }
+
+    /// Returns a slice that exists.
+    fn space(&self, slice: SliceId) -> &Space {
+        let found = self.slices.get(usize::from(slice));
+        found.expect("a slice of the volume")
     }
 
     /// Prevents further allocations in these slices, because their changes have ended. A thread that has reserved space may then fail with
@@ -244,7 +286,7 @@ impl Allocator {
 
     /// Returns the images of a shard.
     pub fn logged_of(&self, shard: ShardId) -> &LoggedPages {
-        &self.logged[shard.index()]
+        &self.shard(shard).logged
     }
 
     /// Reserves `blocks` blocks for data that will be written later (delayed allocation), in no particular slice. Fails with
@@ -435,7 +477,7 @@ impl Allocator {
     }
 
     fn took(&self, slice: SliceId, container: usize, count: usize) {
-        let space = &self.slices[usize::from(slice)];
+        let space = self.space(slice);
         if let Some(container) = space.containers.get(container) {
             container.free.fetch_sub(count as u32, Ordering::AcqRel);
         }
@@ -453,7 +495,7 @@ impl Allocator {
     /// Locks a container that exists. Loads its bitmap on first use.
     fn lock(&self, slice: SliceId, index: usize) -> Result<MutexGuard<'_, Option<Bits>>> {
         let container = self.container(slice, index)?;
-        let space = &self.slices[usize::from(slice)];
+        let space = self.space(slice);
         let mut guard = container.bits.lock();
         if guard.is_none() {
             let durable = self.store_of(slice).bitmap(slice, index as u32)?;
@@ -572,17 +614,6 @@ impl Allocator {
     pub fn available(&self) -> u64 {
         self.available.load(Ordering::Acquire)
     }
-}
-
-fn slices_chunks(slices: &[Space]) -> Vec<(SliceId, u64)> {
-    let of = |(id, space): (usize, &Space)| {
-        space
-            .chunks
-            .iter()
-            .map(|first| (id as SliceId, *first))
-            .collect::<Vec<_>>()
-    };
-    slices.iter().enumerate().flat_map(of).collect()
 }
 
 /// Splits a range of blocks at container boundaries. Returns (container, first bit, number of bits) for each piece.

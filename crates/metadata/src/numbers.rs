@@ -10,6 +10,8 @@ use jericho_format::record::{
     INO_COUNTER_BITS, INO_MARK_STEP, INODES_NAME, ino_mark_name, ino_of, parts_of_ino,
 };
 
+use jericho_storage::Appended;
+
 use crate::errno::ENOSPC;
 use crate::error::{Error, Result};
 use crate::store::{Change, Store};
@@ -23,44 +25,56 @@ const END: u64 = 1 << INO_COUNTER_BITS;
 /// Gives out inode numbers.
 pub struct Numbers {
     /// By slice.
-    counters: Vec<Counter>,
+    counters: Appended<Counter>,
 }
 
-/// Has cache lines of its own, so that threads that create inodes in different slices do not slow each other down.
+/// The inode numbers of a slice. Has cache lines of its own, so that threads that create inodes in different slices do not slow each other down.
 #[repr(align(128))]
-struct Counter {
+pub struct Counter {
     /// The first value of this mount.
     start: u64,
     next: AtomicU64,
 }
 
+impl Counter {
+    /// Reads the mark of a slice from its store.
+    pub fn load(store: &Store, slice: SliceId) -> Result<Counter> {
+        if store.is_absent() {
+            // Gives no numbers: nothing can be created there.
+            return Ok(Counter::from(END));
+        }
+        let start = store.value(&ino_mark_name(slice))?.unwrap_or(FIRST);
+        if !(FIRST..=END).contains(&start) {
+            let error = Error::Damaged(format!(
+                "the mark of the inode numbers of slice {slice} is {start}; run jericho check --repair"
+            ));
+            store.note_damage(&error);
+            return Err(error);
+        }
+        Ok(Counter::from(start))
+    }
+
+    fn from(start: u64) -> Counter {
+        Counter {
+            start,
+            next: AtomicU64::new(start),
+        }
+    }
+}
+
 impl Numbers {
     /// Reads the marks of a volume's slices. `store_of` returns the store of a slice.
     pub fn load<'a>(slices: SliceId, store_of: impl Fn(SliceId) -> &'a Store) -> Result<Numbers> {
-        let counter = |slice| {
-            let store = store_of(slice);
-            if store.is_absent() {
-                // Gives no numbers: nothing can be created there.
-                return Ok(Counter {
-                    start: END,
-                    next: AtomicU64::new(END),
-                });
-            }
-            let start = store.value(&ino_mark_name(slice))?.unwrap_or(FIRST);
-            if !(FIRST..=END).contains(&start) {
-                let error = Error::Damaged(format!(
-                    "the mark of the inode numbers of slice {slice} is {start}; run jericho check --repair"
-                ));
-                store.note_damage(&error);
-                return Err(error);
-            }
-            Ok(Counter {
-                start,
-                next: AtomicU64::new(start),
-            })
-        };
-        let counters = (0..slices).map(counter).collect::<Result<_>>()?;
-        Ok(Numbers { counters })
+        let counter = |slice| Counter::load(store_of(slice), slice);
+        let counters: Vec<Counter> = (0..slices).map(counter).collect::<Result<_>>()?;
+        Ok(Numbers {
+            counters: counters.into_iter().collect(),
+        })
+    }
+
+    /// Appends the counter of the next slice.
+    pub fn append(&self, counter: Counter) {
+        self.counters.append([counter]);
     }
 
     /// Returns a new number of a slice, and the mark that must be in the current batch, if there is a new one. The caller holds the gate

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use jericho_format::superblock::{CHUNK_BY_FORMAT, ChunkEntry};
 use jericho_journal::{JournalArea, JournalVolume};
 use jericho_storage::Device;
-use jericho_volume::{DeviceOverlay, Volume};
+use jericho_volume::{DeviceOverlay, SliceSpace, Volume};
 
-use crate::alloc::Allocator;
+use crate::alloc::{Allocator, SpaceOptions};
 use crate::error::{Error, Result};
 use crate::shard::ShardId;
 use crate::store::recovery::{Damage, JournalPlace, Recovered};
@@ -217,6 +218,30 @@ pub fn create_added(
         opened.close()?;
     }
     Ok(())
+}
+
+/// Opens the store of a slice that was added to an open volume and has never been in use. `cache_bytes` is its memory.
+pub fn open_added(volume: &Volume, cache_bytes: usize, store: usize) -> Result<StoreRef> {
+    let cache_bytes = cache_bytes.max(STORE_CACHE_BYTES_MIN);
+    let opened = open_redb(volume, cache_bytes, store)?;
+    let mut recovered = opened.recover(journal_of(volume, store), Damage::Refuse)?;
+    opened.decide(&mut recovered, true)?;
+    opened.finish_recovery(recovered)?;
+    Ok(opened)
+}
+
+/// Returns what the allocator has to know of a slice.
+pub fn space_options(volume: &Volume, slice: &SliceSpace) -> SpaceOptions {
+    let own = |chunk: &&ChunkEntry| {
+        // Chunks that format made are in no slice.
+        chunk.slice.get() == slice.id && chunk.slice_first.get() != CHUNK_BY_FORMAT
+    };
+    let first = |chunk: &ChunkEntry| chunk.slice_first.get();
+    SpaceOptions {
+        is_absent: volume.missing_of(slice).is_some(),
+        chunks: (volume.superblocks()).with(|s| s.chunks.iter().filter(own).map(first).collect()),
+        ..SpaceOptions::from(slice)
+    }
 }
 
 /// Opens the stores without an allocator, for callers that cannot trust the bitmaps. A metadata region then grows only into its

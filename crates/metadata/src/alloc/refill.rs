@@ -74,14 +74,21 @@ impl Allocator {
         slices: Vec<SpaceOptions>,
         chunk_blocks: u64,
     ) -> Result<Arc<Allocator>> {
+        // A store of all slices gets chunks from any of them.
+        let has_own = stores.len() == slices.len();
         let allocator = Allocator::load(stores, slices, chunk_blocks)?;
-        for (slice, store) in allocator.stores.iter().enumerate() {
-            store.set_supply(Arc::new(Before {
-                allocator: Arc::downgrade(&allocator),
-                only: (allocator.stores.len() > 1).then_some(slice as SliceId),
-            }));
+        for (slice, shard) in allocator.shards.iter().enumerate() {
+            allocator.supply(&shard.store, has_own.then_some(slice as SliceId));
         }
         Ok(allocator)
+    }
+
+    /// Has a store call the allocator before commits. `only`: the slice whose store it is, if it is not that of all slices.
+    pub(super) fn supply(self: &Arc<Self>, store: &StoreRef, only: Option<SliceId>) {
+        store.set_supply(Arc::new(Before {
+            allocator: Arc::downgrade(self),
+            only,
+        }));
     }
 
     /// Returns the allocator of a volume whose stores, one for each shard, are open. The regions of the stores grow from it.
@@ -193,7 +200,7 @@ impl Allocator {
     }
 
     fn take_chunk_in(&self, slice: SliceId, blocks: u64) -> Result<Option<ChunkEntry>> {
-        let space = &self.slices[usize::from(slice)];
+        let space = self.space(slice);
         let want = blocks as usize;
         for index in (0..space.containers.len()).rev() {
             let container = self.container(slice, index)?;
