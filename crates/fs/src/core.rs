@@ -1,7 +1,7 @@
 //! State that the parts of the filesystem share: the volume, the caches, the inodes in memory and the batches.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::sync::mpsc::{channel, sync_channel};
 
 use jericho_cache::Slice;
@@ -12,6 +12,7 @@ use jericho_metadata::errno::*;
 use jericho_metadata::numbers::Numbers;
 use jericho_metadata::shard::{ShardId, ShardSet};
 use jericho_metadata::store::{Change, InodeRecord, Store};
+use jericho_storage::Appended;
 use jericho_volume::Volume;
 use parking_lot::Mutex;
 
@@ -49,7 +50,12 @@ pub struct Core {
     pub volume: Arc<Volume>,
     pub shards: Shards,
     pub allocator: Arc<Allocator>,
-    pub slices: Vec<Arc<Slice>>,
+    /// The caches by slice. Empty if the filesystem has none.
+    pub slices: Appended<Arc<Slice>>,
+    /// Number of slices that have a shard.
+    pub known: AtomicU16,
+    /// Number of slices that may be the home of new files: those that have all parts.
+    pub places: AtomicU16,
     pub options: FsOptions,
     pub table: Table,
     pub numbers: Numbers,
@@ -77,9 +83,14 @@ pub struct Core {
 }
 
 impl Core {
-    /// Returns the number of slices of the volume.
+    /// Returns the number of slices that the filesystem uses.
     pub fn slice_count(&self) -> SliceId {
-        self.volume.slices().len() as SliceId
+        self.known.load(Ordering::Acquire)
+    }
+
+    /// Returns the number of slices that may be the home of new files. An added slice is among them when all parts have it.
+    pub fn place_count(&self) -> SliceId {
+        self.places.load(Ordering::Acquire)
     }
 
     /// Returns whether the data of files has checksums.
@@ -344,8 +355,8 @@ impl Core {
             self.store_of(inode.ino).note_damage(&error);
             error
         })?;
-        let object = self.objects.of(inode.ino, &self.slices)?;
         let shard = self.shards.map().of_ino(inode.ino);
+        let object = self.objects.of(inode.ino, shard, &self.slices)?;
         let host = self.hosts.of(shard, || self.clone() as Arc<dyn FileHost>);
         let file = File::new(host, inode.clone(), object, meta, map);
         if file.map.read().has_changes() && !self.options.read_only {

@@ -6,11 +6,12 @@
 pub(crate) mod discarder;
 mod trim;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use jericho_format::superblock::FLAG_PREALLOCATED;
-use jericho_storage::DiscardEffect;
+use jericho_storage::{Appended, Device, DiscardEffect};
 use jericho_volume::Volume;
 use parking_lot::{Condvar, Mutex};
 
@@ -20,7 +21,9 @@ const FINISH: Duration = Duration::from_secs(5);
 /// State of discarding.
 pub struct Discards {
     /// By device: whether it supports discards.
-    devices: Box<[AtomicBool]>,
+    devices: Appended<AtomicBool>,
+    /// The devices keep the space that they have on their hosts.
+    keeps_space: bool,
     /// Held during a discard: one range is discarded at a time.
     working: Mutex<()>,
     control: Mutex<Control>,
@@ -54,20 +57,23 @@ impl Discards {
         let keeps_space = volume
             .superblocks()
             .with(|s| s.head.flags.get() & FLAG_PREALLOCATED != 0);
-        let is_useful = |effect: DiscardEffect| match effect {
-            DiscardEffect::Nothing => false,
-            DiscardEffect::FreesSpace => !keeps_space,
-            DiscardEffect::FreesBlocks => true,
-        };
         let devices = volume.devices().iter();
+        let is_on = |device: &Arc<dyn Device>| !read_only && is_useful(&**device, keeps_space);
         Discards {
             devices: devices
-                .map(|device| AtomicBool::new(!read_only && is_useful(device.discard_effect())))
+                .map(|device| AtomicBool::new(is_on(device)))
                 .collect(),
+            keeps_space,
             working: Mutex::new(()),
             control: Mutex::default(),
             changed: Condvar::new(),
         }
+    }
+
+    /// Appends a device of a volume that is open for writing.
+    pub fn append(&self, device: &dyn Device) {
+        let is_on = is_useful(device, self.keeps_space);
+        self.devices.append([AtomicBool::new(is_on)]);
     }
 
     /// Returns whether any device supports discards.
@@ -129,15 +135,22 @@ impl Discards {
     }
 }
 
+fn is_useful(device: &dyn Device, keeps_space: bool) -> bool {
+    match device.discard_effect() {
+        DiscardEffect::Nothing => false,
+        DiscardEffect::FreesSpace => !keeps_space,
+        DiscardEffect::FreesBlocks => true,
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     fn discards() -> Arc<Discards> {
         Arc::new(Discards {
-            devices: [AtomicBool::new(true)].into(),
+            devices: [AtomicBool::new(true)].into_iter().collect(),
+            keeps_space: false,
             working: Mutex::new(()),
             control: Mutex::default(),
             changed: Condvar::new(),

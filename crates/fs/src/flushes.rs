@@ -3,10 +3,10 @@
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
-use jericho_storage::{Device, FlushEpoch, FlushEpochs, IoError};
+use jericho_storage::{Appended, Device, FlushEpoch, FlushEpochs, IoError};
 
 /// The devices of a volume, and the data on them that is not durable.
-pub struct DataFlushes(Box<[DataDevice]>);
+pub struct DataFlushes(Appended<DataDevice>);
 
 struct DataDevice {
     device: Arc<dyn Device>,
@@ -14,6 +14,13 @@ struct DataDevice {
 }
 
 impl DataDevice {
+    fn new(device: &Arc<dyn Device>) -> DataDevice {
+        DataDevice {
+            device: Arc::clone(device),
+            epochs: FlushEpochs::default(),
+        }
+    }
+
     /// Makes durable what was recorded before the call. Threads that flush the device at the same time share a flush.
     fn flush(&self) -> Result<(), IoError> {
         let flush = self.epochs.begin_flush();
@@ -25,11 +32,12 @@ impl DataDevice {
 
 impl DataFlushes {
     pub fn new(devices: &[Arc<dyn Device>]) -> DataFlushes {
-        let devices = devices.iter().map(|device| DataDevice {
-            device: Arc::clone(device),
-            epochs: FlushEpochs::default(),
-        });
-        DataFlushes(devices.collect())
+        DataFlushes(devices.iter().map(DataDevice::new).collect())
+    }
+
+    /// Appends a device that has no file data.
+    pub fn append(&self, device: &Arc<dyn Device>) {
+        self.0.append([DataDevice::new(device)]);
     }
 
     /// Records that a write of data to a device completed, before any thread relies on it. Returns `None` for a device that does
@@ -46,7 +54,7 @@ impl DataFlushes {
 
     /// Returns the devices with recorded writes that may not be durable, each with the epoch of the newest one.
     pub fn unflushed(&self) -> Vec<(u16, FlushEpoch)> {
-        let devices = (0_u16..).zip(&self.0);
+        let devices = (0_u16..).zip(self.0.iter());
         devices
             .filter_map(|(number, device)| Some((number, device.epochs.unflushed()?)))
             .collect()

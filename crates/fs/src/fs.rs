@@ -4,7 +4,7 @@
 //! crash safe, and the order of locks.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use jericho_cache::Slice;
@@ -64,13 +64,14 @@ impl Fs {
         if root.inode(ROOT)?.is_none() {
             return Err(Error::Damaged("there is no root directory".into()));
         }
+        let count = volume.slices().len() as SliceId;
         let core = Arc::new(Core {
             table: Table::new(options.inode_cache, shards.map()),
-            numbers: Numbers::load(volume.slices().len() as SliceId, |slice| {
+            numbers: Numbers::load(count, |slice| {
                 &shards.get(shards.map().of_slice(slice)).store
             })?,
-            objects: AllObjects::new(shards.map()),
-            hosts: Hosts::new(shards.map()),
+            objects: AllObjects::new(),
+            hosts: Hosts::new(),
             generation: generation()?,
             rename: Mutex::new(()),
             turn: AtomicU64::new(root.value(TURN_NAME)?.unwrap_or(0)),
@@ -86,7 +87,9 @@ impl Fs {
             volume,
             shards,
             allocator,
-            slices,
+            slices: slices.into_iter().collect(),
+            known: AtomicU16::new(count),
+            places: AtomicU16::new(count),
             options,
         });
         let fs = Arc::new(Fs {
@@ -113,14 +116,9 @@ impl Fs {
         let core = &self.core;
         let start = |name: &str, run: Box<dyn FnOnce(&Core) + Send>| {
             let core = core.clone();
-            jericho_sys::service::spawn(name, move || run(&core))
-                .map_err(|e| Error::Errno(e.raw_os_error().unwrap_or(11)))
+            jericho_sys::service::spawn(name, move || run(&core)).map_err(no_thread)
         };
-        if core.discards.is_on() {
-            core.allocator.remember_freed();
-            let discarder = start("discarder", Box::new(discarder::run))?;
-            *self.discarder.lock() = Some(discarder);
-        }
+        self.start_discarder()?;
         if core.has_checksums() && !core.options.read_only {
             let pass = scrubber::prepare(core);
             let scrub = move |core: &Core| scrubber::run(core, pass);
@@ -135,6 +133,19 @@ impl Fs {
             let checkpointer = start("checkpointer", Box::new(checkpoints))?;
             self.checkpointers.lock().push(checkpointer);
         }
+        Ok(())
+    }
+
+    /// Starts the thread that discards freed blocks, if a device supports that and the thread does not run.
+    fn start_discarder(&self) -> Result<()> {
+        let mut discarder = self.discarder.lock();
+        if discarder.is_some() || !self.core.discards.is_on() {
+            return Ok(());
+        }
+        self.core.allocator.remember_freed();
+        let core = self.core.clone();
+        let run = move || discarder::run(&core);
+        *discarder = Some(jericho_sys::service::spawn("discarder", run).map_err(no_thread)?);
         Ok(())
     }
 
@@ -332,6 +343,10 @@ impl Fs {
     pub fn cached_inodes(&self) -> usize {
         self.core.table.len()
     }
+}
+
+fn no_thread(error: std::io::Error) -> Error {
+    Error::Errno(error.raw_os_error().unwrap_or(11))
 }
 
 /// Returns a random number.

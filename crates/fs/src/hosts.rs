@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use jericho_cache::Slice;
 use jericho_format::sums::Group;
+use jericho_format::superblock::SLICES_MAX;
 use jericho_metadata::alloc::Allocator;
-use jericho_metadata::shard::{ShardId, ShardMap};
+use jericho_metadata::shard::ShardId;
 use jericho_volume::Volume;
 use parking_lot::Mutex;
 
@@ -30,9 +31,9 @@ struct Slot(Mutex<Option<Arc<Host>>>);
 struct Host(Arc<dyn FileHost>);
 
 impl Hosts {
-    /// Makes the places of a volume's shards.
-    pub fn new(map: ShardMap) -> Hosts {
-        Hosts((0..map.count()).map(|_| Slot::default()).collect())
+    /// Makes the places of all shards that a volume can have.
+    pub fn new() -> Hosts {
+        Hosts((0..SLICES_MAX).map(|_| Slot::default()).collect())
     }
 
     /// Returns the reference for a file of a shard. `filesystem` is called for the first one.

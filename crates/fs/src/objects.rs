@@ -10,9 +10,8 @@ use std::sync::Arc;
 use jericho_cache::Slice;
 use jericho_format::OBJECT_MAX;
 use jericho_metadata::errno::ENFILE;
-#[cfg(test)]
 use jericho_metadata::shard::ShardId;
-use jericho_metadata::shard::ShardMap;
+use jericho_storage::Appended;
 use parking_lot::RwLock;
 
 use crate::error::Result;
@@ -24,45 +23,43 @@ const SWEEP_FILES: usize = 65_536;
 /// A sweep looks at every entry of the caches. At least one file for this many entries gets a number between two sweeps.
 const ENTRIES_PER_FILE: usize = 4;
 
-/// Largest number of parts of `AllObjects`.
-const PARTS_MAX: usize = 16;
+/// Number of parts of `AllObjects`.
+const PARTS: usize = 16;
 
 /// The object numbers of a mount, in parts with a lock each. The files of a shard are in one part, so that threads that use the files of
-/// different shards do not wait for each other, while there are few shards.
-pub struct AllObjects {
-    parts: Vec<Arc<Objects>>,
-    map: ShardMap,
-}
+/// different shards do not wait for each other, while there are few shards. The number of parts does not depend on that of the shards, which
+/// grows.
+pub struct AllObjects([Arc<Objects>; PARTS]);
 
 impl AllObjects {
-    /// Creates empty tables for the shards of a volume.
-    pub fn new(map: ShardMap) -> AllObjects {
-        let parts = map.count().min(PARTS_MAX) as u32;
-        let each = OBJECT_MAX as u32 / parts;
-        let part = |part| Objects::with_range(part * each, each);
-        AllObjects {
-            parts: (0..parts).map(part).collect(),
-            map,
-        }
+    /// Creates empty tables.
+    pub fn new() -> AllObjects {
+        let each = OBJECT_MAX as u32 / PARTS as u32;
+        let part = |part| Objects::with_range(part as u32 * each, each);
+        AllObjects(std::array::from_fn(part))
     }
 
     /// Holds all locks of the part of a shard until the returned value is dropped.
     #[cfg(test)]
     pub fn hold_all(&self, shard: ShardId) -> impl Sized {
-        self.parts[shard.index() % self.parts.len()].given.write()
+        self.0[shard.index() % PARTS].given.write()
     }
 
-    /// Does what `Objects::of` does.
-    pub fn of(&self, ino: Ino, slices: &[Arc<Slice>]) -> Result<ObjectNumber> {
-        let part = self.map.of_ino(ino).index() % self.parts.len();
-        self.parts[part].of(ino, slices)
+    /// Does what `Objects::of` does. `shard` is the file's.
+    pub fn of(
+        &self,
+        ino: Ino,
+        shard: ShardId,
+        slices: &Appended<Arc<Slice>>,
+    ) -> Result<ObjectNumber> {
+        self.0[shard.index() % PARTS].of(ino, slices)
     }
 
     /// Returns the inode with an object number.
     pub fn ino_of(&self, object: u64) -> Option<Ino> {
-        let each = OBJECT_MAX / self.parts.len() as u64;
+        let each = OBJECT_MAX / PARTS as u64;
         let part = object.checked_sub(1)? / each;
-        let part = self.parts.get(usize::try_from(part).ok()?)?;
+        let part = self.0.get(usize::try_from(part).ok()?)?;
         part.ino_of(object)
     }
 }
@@ -139,7 +136,7 @@ impl Objects {
     /// Returns the number of a file that comes into memory: the one that it has, or a new one. Now and then looks at every entry of
     /// the caches `slices`. Fails with ENFILE if all numbers are in use. One thread at a time calls it for a file. The caller may
     /// hold locks of `fs` that are taken before a slice is called.
-    fn of(self: &Arc<Self>, ino: Ino, slices: &[Arc<Slice>]) -> Result<ObjectNumber> {
+    fn of(self: &Arc<Self>, ino: Ino, slices: &Appended<Arc<Slice>>) -> Result<ObjectNumber> {
         let mut given = self.given.write();
         if !given.by_ino.contains_key(&ino)
             && given.by_number.len() >= given.sweep_at
@@ -173,12 +170,12 @@ impl Objects {
     }
 
     /// Takes back the numbers of files that are not in memory and of which no cache has a page.
-    fn sweep(&self, slices: &[Arc<Slice>]) {
+    fn sweep(&self, slices: &Appended<Arc<Slice>>) {
         // Without the lock, because other threads need it. A file that comes into memory meanwhile, or leaves it, keeps its number:
         // the caches may have got pages of it behind the search.
         let mut cached = InoMap::<()>::default();
         let mut entries = 0;
-        for slice in slices {
+        for slice in slices.iter() {
             entries += slice.each_object(|object| {
                 cached.insert(object, ());
             });
@@ -237,6 +234,7 @@ mod tests {
     };
 
     use super::*;
+    use jericho_metadata::shard::ShardMap;
 
     /// A file of zeros.
     struct Zeros(ObjectNumber);
@@ -282,13 +280,14 @@ mod tests {
             dirty_age: Duration::from_secs(3600),
         };
         for drops in [false, true] {
-            let slices = [Slice::start(&config, &[]).unwrap()];
+            let slice = Slice::start(&config, &[]).unwrap();
+            let slices: Appended<_> = [slice.clone()].into_iter().collect();
             let objects = Objects::with_range(0, 1 << 20);
             let file: Arc<dyn Object> = Arc::new(Zeros(objects.of(5, &slices).unwrap()));
             let object = file.id();
             let (tx, rx) = channel();
             let done = tx.clone();
-            slices[0].get(&file, 9, 1, Intent::Read, move |got| {
+            slice.get(&file, 9, 1, Intent::Read, move |got| {
                 drop(got.unwrap());
                 done.send(()).unwrap();
             });
@@ -298,11 +297,11 @@ mod tests {
                     result.unwrap();
                     tx.send(()).unwrap();
                 });
-                slices[0].invalidate(object, 0..10, done);
+                slice.invalidate(object, 0..10, done);
                 rx.recv().unwrap();
             }
             // No thread of the slice has the file then.
-            slices[0].close();
+            slice.close();
             drop(file);
             objects.given.write().sweeps += 1;
             objects.sweep(&slices);
@@ -313,7 +312,7 @@ mod tests {
     #[test]
     fn a_file_keeps_its_number_until_a_sweep_and_no_file_in_memory_loses_it() {
         let objects = Objects::with_range(0, 3);
-        let number = |ino| objects.of(ino, &[]).unwrap();
+        let number = |ino| objects.of(ino, &Appended::default()).unwrap();
         let (first, second) = (number(1 << 40 | 7), number(2 << 40 | 7));
         assert_eq!((first.get(), second.get()), (1, 2));
         drop(first);
@@ -329,7 +328,7 @@ mod tests {
         let fourth = number(10);
         assert!(
             objects
-                .of(11, &[])
+                .of(11, &Appended::default())
                 .is_err_and(|error| error.errno() == ENFILE.errno()),
             "{}",
             fourth.get()
@@ -338,11 +337,12 @@ mod tests {
 
     #[test]
     fn each_shard_has_numbers_of_its_own() {
-        let objects = AllObjects::new(ShardMap::new(3));
+        let (objects, map) = (AllObjects::new(), ShardMap::new(3));
+        let none = Appended::default();
         for slice in 0..3 {
             for file in 7..9 {
                 let ino = slice << 40 | file;
-                let number = objects.of(ino, &[]).unwrap();
+                let number = objects.of(ino, map.of_ino(ino), &none).unwrap();
                 assert_eq!(objects.ino_of(number.get()), Some(ino));
                 assert!((1..=OBJECT_MAX).contains(&number.get()));
             }
@@ -354,7 +354,8 @@ mod tests {
     #[test]
     fn a_file_that_was_used_during_a_sweep_keeps_its_number() {
         let objects = Objects::with_range(0, 3);
-        let held = objects.of(5, &[]).unwrap();
+        let none = Appended::default();
+        let held = objects.of(5, &none).unwrap();
         {
             let mut given = objects.given.write();
             given.is_sweeping = true;
@@ -362,10 +363,10 @@ mod tests {
         }
         // The search is over, and the file comes into memory and leaves it.
         drop(held);
-        objects.sweep(&[]);
+        objects.sweep(&none);
         assert_eq!(objects.ino_of(1), Some(5));
         objects.given.write().sweeps += 1;
-        objects.sweep(&[]);
+        objects.sweep(&none);
         assert_eq!(objects.ino_of(1), None);
     }
 }

@@ -3,6 +3,7 @@
 use jericho_metadata::numbers::InodeCount;
 use jericho_metadata::shard::{ShardId, ShardMap, ShardSet};
 use jericho_metadata::store::StoreRef;
+use jericho_storage::Appended;
 
 use crate::commit::Commits;
 use crate::commit::checkpoints::Checkpoints;
@@ -18,45 +19,57 @@ pub struct Shard {
     pub inodes: InodeCount,
 }
 
-/// All shards of an open volume. There is at least one.
+/// All shards of an open volume. There is at least one. Grows with the slices, if each has its own shard.
 pub struct Shards {
-    map: ShardMap,
-    all: Vec<Shard>,
+    all: Appended<Shard>,
+}
+
+impl Shard {
+    /// Makes the shard of a store, whose batches are committed every `interval_ms`.
+    pub fn new(store: StoreRef, interval_ms: u64) -> Result<Shard> {
+        let commits = Commits::new(interval_ms, store.limits_divisor());
+        if let Err(error) = store.check() {
+            commits.fail(error);
+        }
+        Ok(Shard {
+            commits,
+            checkpoints: Checkpoints::default(),
+            inodes: InodeCount::load(&store)?,
+            store,
+        })
+    }
 }
 
 impl Shards {
     /// Makes the shards of these stores, whose batches are committed every `interval_ms`.
     pub fn new(stores: Vec<StoreRef>, interval_ms: u64) -> Result<Shards> {
-        let map = ShardMap::new(stores.len());
-        let shard = |store: StoreRef| {
-            let commits = Commits::new(interval_ms, store.limits_divisor());
-            if let Err(error) = store.check() {
-                commits.fail(error);
-            }
-            Ok(Shard {
-                commits,
-                checkpoints: Checkpoints::default(),
-                inodes: InodeCount::load(&store)?,
-                store,
-            })
-        };
-        let all = stores.into_iter().map(shard).collect::<Result<_>>()?;
-        Ok(Shards { map, all })
+        let shard = |store| Shard::new(store, interval_ms);
+        let all: Vec<Shard> = stores.into_iter().map(shard).collect::<Result<_>>()?;
+        Ok(Shards {
+            all: all.into_iter().collect(),
+        })
     }
 
-    /// Returns which shard has which metadata.
+    /// Appends the shard of a further slice.
+    pub fn append(&self, shard: Shard) {
+        self.all.append([shard]);
+    }
+
+    /// Returns which shard has which metadata. A caller that learns of an inode or a block later asks again, because its slice may be
+    /// newer than the map.
     pub fn map(&self) -> ShardMap {
-        self.map
+        ShardMap::new(self.all.len())
     }
 
     /// Returns a shard.
     pub fn get(&self, shard: ShardId) -> &Shard {
-        &self.all[shard.index()]
+        let found = self.all.get(shard.index());
+        found.expect("a shard of the volume")
     }
 
     /// Returns the shard of an inode.
     pub fn of_ino(&self, ino: Ino) -> &Shard {
-        self.get(self.map.of_ino(ino))
+        self.get(self.map().of_ino(ino))
     }
 
     /// Returns all shards in order.
@@ -83,7 +96,7 @@ impl Shards {
 
     /// Returns the slices of a shard, of `count` slices of the volume.
     pub fn slices_of(&self, shard: ShardId, count: SliceId) -> impl Iterator<Item = SliceId> {
-        let map = self.map;
+        let map = self.map();
         (0..count).filter(move |slice| map.of_slice(*slice) == shard)
     }
 

@@ -6,9 +6,10 @@
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use jericho_metadata::shard::{ShardId, ShardMap};
+use jericho_storage::Appended;
 use parking_lot::Mutex;
 
 use crate::error::Result;
@@ -17,7 +18,7 @@ use crate::inode::Inode;
 use crate::types::Ino;
 
 /// Number of parts of the table, each with a lock of its own, for a volume with one shard. With more shards each has at least
-/// `SHARD_PARTS`, so that threads that use different shards do not wait for each other.
+/// `SHARD_PARTS`, as have those that are appended, so that threads that use different shards do not wait for each other.
 const PARTS: usize = 64;
 const SHARD_PARTS: usize = 8;
 /// Largest number of inodes that the hand passes for each inode added. Bounds the work of one operation.
@@ -34,54 +35,95 @@ struct Part {
     hand: VecDeque<Ino>,
 }
 
+/// The inodes of a shard.
+struct ShardTable {
+    parts: Box<[Padded<Mutex<Part>>]>,
+    /// The kernel's references by inode, in the same parts.
+    lookups: Box<[Padded<Mutex<InoMap<u64>>>]>,
+    /// The last durable batch of the shard. An inode that a later batch included must stay.
+    durable: Padded<AtomicU64>,
+}
+
+impl ShardTable {
+    fn new(parts: usize) -> ShardTable {
+        ShardTable {
+            parts: (0..parts).map(|_| Padded::default()).collect(),
+            lookups: (0..parts).map(|_| Padded::default()).collect(),
+            durable: Padded::default(),
+        }
+    }
+}
+
 /// The table of inodes.
 pub struct Table {
-    /// Of one shard after the other.
-    parts: Vec<Padded<Mutex<Part>>>,
-    /// The kernel's references by inode, in the same parts.
-    lookups: Vec<Padded<Mutex<InoMap<u64>>>>,
-    parts_per_shard: usize,
-    limit_per_part: usize,
-    /// The last durable batch of each shard of the volume. An inode that a later batch included must stay.
-    durable: Vec<Padded<AtomicU64>>,
-    map: ShardMap,
+    /// By shard.
+    shards: Appended<ShardTable>,
+    /// Most clean inodes in memory, about.
+    limit: usize,
+    limit_per_part: AtomicUsize,
 }
 
 impl Table {
     /// Creates a table that keeps about `limit` clean inodes. `map` names the volume's shards.
     pub fn new(limit: usize, map: ShardMap) -> Table {
-        let parts_per_shard = (PARTS / map.count()).max(SHARD_PARTS);
-        let parts = parts_per_shard * map.count();
-        Table {
-            parts: (0..parts).map(|_| Padded::default()).collect(),
-            lookups: (0..parts).map(|_| Padded::default()).collect(),
-            parts_per_shard,
-            limit_per_part: limit.div_ceil(parts).max(1),
-            durable: (0..map.count()).map(|_| Padded::default()).collect(),
-            map,
-        }
+        let parts = (PARTS / map.count()).max(SHARD_PARTS);
+        let shards = (0..map.count()).map(|_| ShardTable::new(parts));
+        let table = Table {
+            shards: shards.collect(),
+            limit,
+            limit_per_part: AtomicUsize::new(0),
+        };
+        table.divide_limit();
+        table
+    }
+
+    /// Appends a further shard.
+    pub fn append(&self) {
+        self.shards.append([ShardTable::new(SHARD_PARTS)]);
+        self.divide_limit();
+    }
+
+    fn divide_limit(&self) {
+        let parts: usize = self.shards.iter().map(|shard| shard.parts.len()).sum();
+        let each = self.limit.div_ceil(parts).max(1);
+        self.limit_per_part.store(each, Ordering::Relaxed);
+    }
+
+    /// Returns the part of a shard that exists.
+    fn shard(&self, shard: ShardId) -> &ShardTable {
+        let found = self.shards.get(shard.index());
+        found.expect("a shard of the volume")
+    }
+
+    fn shard_of(&self, ino: Ino) -> &ShardTable {
+        self.shard(ShardMap::new(self.shards.len()).of_ino(ino))
     }
 
     fn part_of(&self, ino: Ino) -> &Mutex<Part> {
-        &self.parts[self.index_of(ino)].0
+        let parts = &self.shard_of(ino).parts;
+        &parts[ino as usize % parts.len()].0
     }
 
     fn lookups_of(&self, ino: Ino) -> &Mutex<InoMap<u64>> {
-        &self.lookups[self.index_of(ino)].0
+        let lookups = &self.shard_of(ino).lookups;
+        &lookups[ino as usize % lookups.len()].0
     }
 
-    fn index_of(&self, ino: Ino) -> usize {
-        let within = ino as usize % self.parts_per_shard;
-        self.map.of_ino(ino).index() * self.parts_per_shard + within
+    fn parts(&self) -> impl Iterator<Item = &Mutex<Part>> {
+        let shards = self.shards.iter();
+        shards.flat_map(|shard| shard.parts.iter().map(|part| &part.0))
+    }
+
+    fn limit_per_part(&self) -> usize {
+        self.limit_per_part.load(Ordering::Relaxed)
     }
 
     /// Holds all locks of a shard until the returned value is dropped.
     #[cfg(test)]
     pub fn hold_all(&self, shard: ShardId) -> impl Sized {
-        let first = shard.index() * self.parts_per_shard;
-        let own = first..first + self.parts_per_shard;
-        let parts: Vec<_> = self.parts[own.clone()].iter().map(|p| p.0.lock()).collect();
-        let lookups: Vec<_> = self.lookups[own].iter().map(|p| p.0.lock()).collect();
+        let own = self.shard(shard);
+        let parts: Vec<_> = own.parts.iter().map(|p| p.0.lock()).collect();
+        let lookups: Vec<_> = own.lookups.iter().map(|p| p.0.lock()).collect();
         (parts, lookups)
     }
 
@@ -126,7 +168,7 @@ impl Table {
             part.hand = part.inodes.keys().copied().collect();
         }
         for _ in 0..HAND_STEPS {
-            if part.inodes.len() <= self.limit_per_part {
+            if part.inodes.len() <= self.limit_per_part() {
                 break;
             }
             self.step(part);
@@ -172,24 +214,21 @@ impl Table {
 
     /// Returns the last durable batch of an inode's shard.
     fn durable_of(&self, ino: Ino) -> u64 {
-        self.durable[self.map.of_ino(ino).index()]
-            .0
-            .load(Ordering::Acquire)
+        self.shard_of(ino).durable.0.load(Ordering::Acquire)
     }
 
     /// Records that every batch of a shard up to `seq` is durable.
     pub fn set_durable(&self, shard: ShardId, seq: u64) {
-        self.durable[shard.index()].0.store(seq, Ordering::Release);
+        self.shard(shard).durable.0.store(seq, Ordering::Release);
     }
 
     /// Drops clean inodes of a shard beyond the limit. Called after a batch made many inodes clean.
     pub fn trim(&self, shard: ShardId) {
-        let first = shard.index() * self.parts_per_shard;
-        for part in &self.parts[first..first + self.parts_per_shard] {
+        for part in &self.shard(shard).parts {
             let mut part = part.0.lock();
             // Goes round twice, because the first round only clears the reference marks.
             let mut steps = part.hand.len() * 2;
-            while part.inodes.len() > self.limit_per_part && steps > 0 {
+            while part.inodes.len() > self.limit_per_part() && steps > 0 {
                 self.step(&mut part);
                 steps -= 1;
             }
@@ -206,8 +245,8 @@ impl Table {
 
     /// Drops all inodes, which ends the cycles between inodes and files.
     pub fn clear(&self) {
-        for part in &self.parts {
-            let part = std::mem::take(&mut *part.0.lock());
+        for part in self.parts() {
+            let part = std::mem::take(&mut *part.lock());
             for inode in part.inodes.values() {
                 inode.file.lock().take();
             }
@@ -217,15 +256,15 @@ impl Table {
     /// Returns the results of `pick` for all inodes in memory.
     pub fn collect<T>(&self, pick: impl Fn(&Arc<Inode>) -> Option<T>) -> Vec<T> {
         let mut picked = Vec::new();
-        for part in &self.parts {
-            picked.extend(part.0.lock().inodes.values().filter_map(&pick));
+        for part in self.parts() {
+            picked.extend(part.lock().inodes.values().filter_map(&pick));
         }
         picked
     }
 
     /// Returns the number of inodes in memory.
     pub fn len(&self) -> usize {
-        self.parts.iter().map(|s| s.0.lock().inodes.len()).sum()
+        self.parts().map(|part| part.lock().inodes.len()).sum()
     }
 
     /// Counts one more reference of the kernel to the inode.

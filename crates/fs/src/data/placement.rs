@@ -48,7 +48,7 @@ fn home_of_new(
 impl Core {
     /// Returns the home of a new inode in the directory with this metadata.
     pub fn home_for(&self, parent: &Meta, kind: Kind) -> SliceId {
-        let slices = self.slice_count().max(1);
+        let slices = self.place_count().max(1);
         let home = parent.rec.placement.or(parent.rec.slice);
         let turn = self.turn.load(Ordering::Relaxed);
         let takes_changes = |slice| self.slice_failure(slice).is_ok();
@@ -71,7 +71,7 @@ impl Fs {
     pub fn set_placement(&self, ino: Ino, slice: SliceId) -> Result<()> {
         let core = &self.core;
         core.may_change_inode(ino)?;
-        if slice >= core.slice_count() {
+        if slice >= core.place_count() {
             return Err(EINVAL);
         }
         let inode = core.directory(ino)?;
@@ -129,7 +129,7 @@ impl Fs {
     pub fn move_to(&self, ino: Ino, slice: SliceId) -> Result<()> {
         let core = &self.core;
         core.may_change_inode(ino)?;
-        if slice >= core.slice_count() {
+        if slice >= core.place_count() {
             return Err(EINVAL);
         }
         let inode = core.inode(ino)?;

@@ -100,13 +100,11 @@ impl Walk {
 fn discard_loan(core: &Core, loan: &Loan<'_>) -> u64 {
     let mut blocks = 0;
     for run in core.volume.runs(loan.blocks) {
-        let (device, on) = (
-            &core.volume.devices()[usize::from(run.device)],
-            &core.discards.devices[usize::from(run.device)],
-        );
-        if !on.load(Ordering::Acquire) {
+        let device = &core.volume.devices()[usize::from(run.device)];
+        let on = core.discards.devices.get(usize::from(run.device));
+        let Some(on) = on.filter(|on| on.load(Ordering::Acquire)) else {
             continue;
-        }
+        };
         match device.discard(run.offset_bytes, u64::from(run.blocks) * PAGE_BYTES) {
             Ok(()) => blocks += u64::from(run.blocks),
             // The host has no room to record the hole, or a signal interrupted the call. A later attempt may succeed.

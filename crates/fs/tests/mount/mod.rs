@@ -273,7 +273,7 @@ pub fn start_slices(volume: &Volume, dirty_age: Duration) -> Vec<Arc<Slice>> {
             cpus: Vec::new(),
             dirty_age,
         };
-        Slice::start(&config, volume.devices()).unwrap()
+        Slice::start(&config, volume.device_list()).unwrap()
     };
     (0..volume.slices().len() as u16).map(start).collect()
 }
