@@ -41,6 +41,8 @@ pub struct Fs {
     committers: Mutex<Vec<JoinHandle<()>>>,
     checkpointers: Mutex<Vec<JoinHandle<()>>>,
     discarder: Mutex<Option<JoinHandle<()>>>,
+    /// Held by a thread that takes more space into use. True: the filesystem is being closed, and takes none.
+    pub(crate) extending: Mutex<bool>,
     scrubber: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -97,6 +99,7 @@ impl Fs {
             committers: Mutex::default(),
             checkpointers: Mutex::default(),
             discarder: Mutex::default(),
+            extending: Mutex::default(),
             scrubber: Mutex::default(),
         });
         // If one thread cannot be started, the drop of `fs` ends the others.
@@ -137,7 +140,7 @@ impl Fs {
     }
 
     /// Starts the thread that discards freed blocks, if a device supports that and the thread does not run.
-    fn start_discarder(&self) -> Result<()> {
+    pub(crate) fn start_discarder(&self) -> Result<()> {
         let mut discarder = self.discarder.lock();
         if discarder.is_some() || !self.core.discards.is_on() {
             return Ok(());
@@ -147,6 +150,12 @@ impl Fs {
         let run = move || discarder::run(&core);
         *discarder = Some(jericho_sys::service::spawn("discarder", run).map_err(no_thread)?);
         Ok(())
+    }
+
+    /// Waits for the ends of these threads of a shard when the filesystem is closed.
+    pub(crate) fn keep_threads(&self, [committer, checkpointer]: [JoinHandle<()>; 2]) {
+        self.committers.lock().push(committer);
+        self.checkpointers.lock().push(checkpointer);
     }
 
     /// Returns whether changes have to wait for the committer, because memory holds as many uncommitted changes as it may.
@@ -186,6 +195,8 @@ impl Fs {
     /// Writes everything back, commits, marks the volume clean and stops the threads. Later calls fail with ESHUTDOWN.
     pub fn close(&self) -> Result<()> {
         self.core.alive()?;
+        // From here on the parts are as many as now.
+        *self.extending.lock() = true;
         // Its place is in the last batch.
         self.stop_scrubber();
         let result = self.sync_all().and_then(|()| {

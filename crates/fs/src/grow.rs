@@ -16,6 +16,7 @@ impl Fs {
             error => GrowError::Failed(error.to_string()),
         })?;
         let grown = core.volume.grow(request);
+        let _alone = self.extending.lock();
         // Also after an error: another call may have grown the volume, and not come here yet.
         let slices = core.volume.slices().iter().map(Into::into).collect();
         if core.allocator.grow(slices) > 0 {

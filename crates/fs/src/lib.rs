@@ -22,6 +22,7 @@ mod objects;
 mod scrub;
 mod shards;
 mod table;
+mod take;
 mod times;
 pub mod types;
 
@@ -35,4 +36,5 @@ pub use fs::Fs;
 pub use inode::File;
 pub use names::privileges::CAPABILITY;
 pub use scrub::ScrubStatus;
+pub use take::{CacheError, TakeError};
 pub use types::{Done, FsOptions};

@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 
+use jericho_fs::add::add_device;
 use jericho_fs::format::format_devices;
 use jericho_fs::types::{Caller, Ino, Kind, ROOT};
 use jericho_fs::{Fs, FsOptions};
@@ -41,6 +42,8 @@ struct Mark(
 
 /// The environment variable with the directory of the devices.
 const DIR: &str = "JERICHO_LINES_DIR";
+/// The environment variable that is set if the second slice is added while the volume is mounted.
+const ADDS: &str = "JERICHO_LINES_ADDS";
 
 /// A device without discards: the thread that discards would be in the trace.
 struct Plain(Arc<dyn Device>);
@@ -65,34 +68,54 @@ fn devices(dir: &Path) -> Vec<Arc<dyn Device>> {
     ["one", "two"].map(open).into()
 }
 
-fn open(dir: &Path) -> Arc<Fs> {
-    let volume = Volume::open_from_devices(devices(dir), OpenMode::WRITE).unwrap();
+fn open(devices: Vec<Arc<dyn Device>>) -> Arc<Fs> {
+    let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
+    open_volume(Arc::new(volume))
+}
+
+fn open_volume(volume: Arc<Volume>) -> Arc<Fs> {
     let options = FsOptions {
         store_cache_bytes: 16 << 20,
         read_only: false,
         inode_cache: 10_000,
         commit_interval_ms: 3_600_000,
     };
-    Fs::open(Arc::new(volume), Vec::new(), options).unwrap()
+    Fs::open(volume, Vec::new(), options).unwrap()
 }
 
-/// Makes a volume with a directory in each of two slices.
-fn prepare(dir: &Path) {
+/// Makes a volume with a directory in each of two slices. With `adds`, a volume with one slice and a file for the second one.
+fn prepare(dir: &Path, adds: bool) {
     let paths = ["one", "two"].map(|name| dir.join(name));
     for path in &paths {
-        File::create(path).unwrap().set_len(64 << 20).unwrap();
+        File::create(path).unwrap().set_len(72 << 20).unwrap();
     }
+    let count = if adds { 1 } else { 2 };
     let options = FormatOptions {
-        slices: Some(2),
-        has_stores: Some(true),
+        slices: Some(count),
+        has_stores: Some(!adds),
         ..FormatOptions::default()
     };
-    format_devices(&devices(dir), &paths, &options).unwrap();
-    let fs = open(dir);
+    let count = usize::from(count);
+    format_devices(&devices(dir)[..count], &paths[..count], &options).unwrap();
+    if adds {
+        return;
+    }
+    let fs = open(devices(dir));
     for name in [b"x", b"y"] {
         fs.mkdir(ROOT, name, 0o755, CALLER).unwrap();
     }
     fs.close().unwrap();
+}
+
+/// Mounts the volume, which gets its second slice while it is mounted.
+fn open_and_add(dir: &Path) -> Arc<Fs> {
+    let devices = devices(dir);
+    let volume = Volume::open_from_devices(devices[..1].to_vec(), OpenMode::WRITE);
+    let volume = Arc::new(volume.unwrap());
+    let fs = open_volume(volume.clone());
+    let added = add_device(&volume, devices[1].clone(), &dir.join("two"), 1).unwrap();
+    fs.take(&added, || Ok(vec![]), |_| ()).unwrap();
+    fs
 }
 
 fn create(fs: &Fs, dir: Ino, from: usize, count: usize) {
@@ -106,9 +129,14 @@ fn create(fs: &Fs, dir: Ino, from: usize, count: usize) {
 
 /// What runs under valgrind. Prints the address of `MARK`.
 #[test]
-#[ignore = "run by the other test, under valgrind"]
+#[ignore = "run by the other tests, under valgrind"]
 fn creates_that_are_recorded() {
-    let fs = open(Path::new(&std::env::var_os(DIR).unwrap()));
+    let dir = std::env::var_os(DIR).unwrap();
+    let adds = std::env::var_os(ADDS).is_some();
+    let fs = match adds {
+        true => open_and_add(Path::new(&dir)),
+        false => open(devices(Path::new(&dir))),
+    };
     println!("mark {:x}", &raw const MARK.1 as usize);
     let barrier = &Barrier::new(2);
     std::thread::scope(|scope| {
@@ -118,7 +146,12 @@ fn creates_that_are_recorded() {
                 for turn in 0..2 {
                     if turn == index {
                         // The inode is in memory that this thread has allocated.
-                        let dir = fs.lookup(ROOT, name).unwrap().ino;
+                        let dir = match adds {
+                            true => fs.mkdir(ROOT, name, 0o755, CALLER),
+                            false => fs.lookup(ROOT, name),
+                        };
+                        let dir = dir.unwrap().ino;
+                        assert_eq!((dir >> 40) as usize, index, "the slice");
                         // The other thread reaches the barrier meanwhile.
                         create(fs, dir, 0, WARM_UP);
                         MARK.1.store(1 + index as u64, Ordering::SeqCst);
@@ -199,10 +232,20 @@ impl Trace {
 
 #[test]
 fn creates_in_two_slices_share_no_cache_line_that_one_of_them_writes() {
+    assert_shares_no_line(false);
+}
+
+#[test]
+fn creates_in_a_slice_that_was_added_share_no_cache_line_with_those_in_another_one() {
+    assert_shares_no_line(true);
+}
+
+fn assert_shares_no_line(adds: bool) {
     // In the build directory, because /tmp may be a tmpfs, which has no direct I/O.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    prepare(dir.path());
-    let mut traced = Command::new("valgrind")
+    prepare(dir.path(), adds);
+    let mut traced = Command::new("valgrind");
+    traced
         .args(["--tool=lackey", "--trace-mem=yes", "--basic-counts=no"])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", "creates_that_are_recorded", "--ignored"])
@@ -211,9 +254,11 @@ fn creates_in_two_slices_share_no_cache_line_that_one_of_them_writes() {
         // Else a thread goes on to use memory that another thread has allocated and that it has freed itself.
         .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("valgrind runs");
+        .stderr(Stdio::piped());
+    if adds {
+        traced.env(ADDS, "1");
+    }
+    let mut traced = traced.spawn().expect("valgrind runs");
     let said = BufReader::new(traced.stdout.take().unwrap());
     let mark = Arc::new(AtomicU64::new(0));
     let found = mark.clone();

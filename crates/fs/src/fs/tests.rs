@@ -155,6 +155,30 @@ fn a_scrub_passes_over_files_with_damaged_rows() {
 fn a_file_is_made_and_synced_while_all_locks_of_another_slice_are_held() {
     let device = formatted(140, 2);
     let fs = open(&device);
+    assert_shares_no_lock(&fs);
+    fs.close().unwrap();
+}
+
+#[test]
+fn a_file_is_made_and_synced_while_all_locks_of_an_added_slice_are_held() {
+    let device = formatted(80, 1);
+    let volume = Arc::new(opened(&device));
+    let new = MemoryDevice::new("new", 80);
+    let options = FsOptions {
+        store_cache_bytes: 16 << 20,
+        read_only: false,
+        inode_cache: 50,
+        commit_interval_ms: 3_600_000,
+    };
+    let fs = Fs::open(volume.clone(), Vec::new(), options).unwrap();
+    let added = crate::add::add_device(&volume, new, std::path::Path::new("new"), 1).unwrap();
+    fs.take(&added, || Ok(vec![]), |_| ()).unwrap();
+    assert_shares_no_lock(&fs);
+    fs.close().unwrap();
+}
+
+/// Makes directories in the first two slices, and files in one of them while the locks of the other one are held.
+fn assert_shares_no_lock(fs: &Arc<Fs>) {
     for dir in [b"x", b"y"] {
         fs.mkdir(ROOT, dir, 0o755, CALLER).unwrap();
     }
@@ -188,7 +212,6 @@ fn a_file_is_made_and_synced_while_all_locks_of_another_slice_are_held() {
     done.expect("it waits for a lock of the other slice");
     maker.join().unwrap();
     assert_eq!(other.inodes.now(), inodes);
-    fs.close().unwrap();
 }
 
 #[test]
