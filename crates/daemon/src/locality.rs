@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use jericho_format::PAGE_BYTES;
 use jericho_fs::Layout;
+use jericho_storage::Appended;
 use jericho_sys::affinity::CpuMask;
 use jericho_topology::{NodeId, Topology};
 use serde::{Deserialize, Serialize};
@@ -59,15 +60,23 @@ struct SliceCounters {
 }
 
 /// The counters of all slices.
-pub(crate) struct LocalityCounters(Vec<SliceCounters>);
+pub(crate) struct LocalityCounters(Appended<SliceCounters>);
 
 impl LocalityCounters {
-    pub fn new(homes: &[NodeId], topology: &Topology) -> LocalityCounters {
-        let of_slice = |home: &NodeId| SliceCounters {
-            cpus: topology.cpus_of(*home).iter().copied().collect(),
+    pub fn new(homes: impl IntoIterator<Item = NodeId>, topology: &Topology) -> LocalityCounters {
+        let counters = LocalityCounters(Appended::default());
+        for home in homes {
+            counters.append(home, topology);
+        }
+        counters
+    }
+
+    /// Appends the counters of a further slice with this home.
+    pub fn append(&self, home: NodeId, topology: &Topology) {
+        self.0.append([SliceCounters {
+            cpus: topology.cpus_of(home).iter().copied().collect(),
             lines: Default::default(),
-        };
-        LocalityCounters(homes.iter().map(of_slice).collect())
+        }]);
     }
 
     /// Counts an access of the calling thread to `pages` pages of a slice.
@@ -116,7 +125,7 @@ mod tests {
     #[test]
     fn a_thread_is_local_on_the_cpus_of_the_home_and_remote_elsewhere() {
         let topology = Topology::from_spec("virtual:2").unwrap();
-        let counters = LocalityCounters::new(&[NodeId(0), NodeId(1)], &topology);
+        let counters = LocalityCounters::new([NodeId(0), NodeId(1)], &topology);
         let cpus = topology.cpus_of(NodeId(1)).to_vec();
         std::thread::spawn(move || {
             affinity::set(None, &cpus).unwrap();
@@ -136,7 +145,7 @@ mod tests {
     #[test]
     fn concurrent_threads_lose_no_count() {
         let topology = Topology::from_spec("virtual:1").unwrap();
-        let counters = LocalityCounters::new(&[NodeId(0)], &topology);
+        let counters = LocalityCounters::new([NodeId(0)], &topology);
         std::thread::scope(|scope| {
             for _ in 0..2 * LINES {
                 scope.spawn(|| (0..1000).for_each(|_| counters.count(0, 2)));

@@ -39,7 +39,7 @@ impl Mounted {
     pub(crate) fn new(volume: Arc<OpenVolume>, fast: Arc<Fast>) -> Arc<Mounted> {
         let counts = fast.counts();
         Arc::new(Mounted {
-            locality: LocalityCounters::new(&volume.homes, &volume.topology),
+            locality: LocalityCounters::new(volume.homes.iter().copied(), &volume.topology),
             migrator: Migrator::new(&volume.topology, counts.clone()),
             mapped: Mapped::new(counts.clone()),
             loan_waits: LoanWaits::default(),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use jericho_cache::{Config, FRAMES_MIN, Slice, StartError};
 use jericho_format::PAGE_BYTES;
 use jericho_format::threads::ThreadPolicy;
+use jericho_fs::types::SliceId;
 use jericho_fs::{Fs, FsOptions};
 use jericho_sys::limits::Memory;
 use jericho_topology::{NodeId, Topology};
@@ -15,7 +16,7 @@ use jericho_volume::{OpenMode, Volume, VolumeError, VolumeLock};
 
 use crate::fast::{Fast, KeeperCommand, Trusted};
 use crate::mounted::Mounted;
-use crate::outage;
+use crate::outage::Outages;
 use crate::volume::OpenVolume;
 
 /// Age at which dirty pages are written back.
@@ -164,17 +165,12 @@ impl Mounted {
         let frames = frames_per_slice(options.cache_bytes, volume.slices().len(), &memory)?;
         let homes = homes(&volume, topology);
         let mut slices = vec![];
+        let outages = Outages::new(&path);
         for (slice, home) in volume.slices().iter().zip(&homes) {
-            let config = Config {
-                id: slice.id,
-                frames,
-                kernel_node: topology.node(*home).and_then(|node| node.kernel_node),
-                cpus: topology.cpus_of(*home).to_vec(),
-                dirty_age: DIRTY_AGE,
-            };
-            slices.push(Slice::start(&config, volume.devices())?);
+            let cache = start_cache(&volume, (slice.id, frames, *home), topology)?;
+            outages.watch(&cache);
+            slices.push(cache);
         }
-        outage::watch(&path, &slices);
         let read_only = options.read_only;
         let fs_options = FsOptions {
             read_only,
@@ -202,8 +198,9 @@ impl Mounted {
             threads: options.threads,
             topology: options.topology.clone(),
             devices: volume,
-            homes,
-            slices,
+            homes: homes.into_iter().collect(),
+            slices: slices.into_iter().collect(),
+            outages,
             fs,
             added: Default::default(),
             _lock: lock,
@@ -216,8 +213,24 @@ impl Mounted {
     }
 }
 
+/// Starts the cache of a slice: its id, its frames and its home.
+pub(crate) fn start_cache(
+    volume: &Volume,
+    (id, frames, home): (SliceId, u32, NodeId),
+    topology: &Topology,
+) -> Result<Arc<Slice>, StartError> {
+    let config = Config {
+        id,
+        frames,
+        kernel_node: topology.node(home).and_then(|node| node.kernel_node),
+        cpus: topology.cpus_of(home).to_vec(),
+        dirty_age: DIRTY_AGE,
+    };
+    Slice::start(&config, volume.device_list())
+}
+
 /// Returns the memory that is not for the cache.
-fn rest_bytes(memory: &Memory) -> u64 {
+pub(crate) fn rest_bytes(memory: &Memory) -> u64 {
     (memory.usable_bytes() / 4).clamp(*REST_BYTES.start(), *REST_BYTES.end())
 }
 
@@ -266,7 +279,7 @@ fn frames_per_slice(
 
 /// Returns the home node of each slice. If the volume's devices are on several nodes, a slice is at home on the node of its
 /// device. Otherwise the slices are assigned to the nodes in turn, so that every node's memory and CPUs are used.
-fn homes(volume: &Volume, topology: &Topology) -> Vec<NodeId> {
+pub(crate) fn homes(volume: &Volume, topology: &Topology) -> Vec<NodeId> {
     let of_device = |device: u16| {
         let name = volume.devices()[usize::from(device)].name();
         topology.node_of_block_device(Path::new(&*name))

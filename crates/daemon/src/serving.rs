@@ -49,7 +49,7 @@ impl Mounted {
         self.end_clients();
         self.migrator.close();
         let result = self.fs().close();
-        for slice in &self.volume.slices {
+        for slice in self.volume.slices.iter() {
             slice.close();
         }
         result

@@ -139,7 +139,7 @@ impl Mounted {
         let mut nodes: BTreeMap<u16, NodeStat> = BTreeMap::new();
         let mut slices = vec![];
         let mut all = Locality::default();
-        for slice in &self.volume.slices {
+        for slice in self.volume.slices.iter() {
             let (id, usage) = (slice.id(), slice.usage());
             let node = self.node_of_slice(id).0;
             let inline = self.client_pages(id);

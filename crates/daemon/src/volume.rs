@@ -8,11 +8,14 @@ use jericho_cache::{PAGES_PER_GET_MAX, Slice};
 use jericho_format::threads::ThreadPolicy;
 use jericho_fs::types::SliceId;
 use jericho_fs::{File, Fs, Layout};
+use jericho_storage::Appended;
 use jericho_topology::{NodeId, Topology};
 use jericho_volume::{Volume, VolumeLock};
 use parking_lot::Mutex;
 
-/// An open volume. Does not change while it is open.
+use crate::outage::Outages;
+
+/// An open volume. While it is open, it only gets further slices.
 ///
 /// The volume's lock is released when the last reference is dropped. Fields are dropped in order, so a struct with a reference has
 /// it as its last field: its other fields may keep files, and with them the devices, which must not outlive the lock.
@@ -23,9 +26,10 @@ pub(crate) struct OpenVolume {
     pub threads: ThreadPolicy,
     pub topology: Topology,
     pub devices: Arc<Volume>,
-    /// The home node of each slice.
-    pub homes: Vec<NodeId>,
-    pub slices: Vec<Arc<Slice>>,
+    /// The home node of each slice. A slice comes after its home.
+    pub homes: Appended<NodeId>,
+    pub slices: Appended<Arc<Slice>>,
+    pub outages: Outages,
     pub fs: Arc<Fs>,
     /// The locks of devices that were added since the mount.
     pub added: Mutex<Vec<VolumeLock>>,
@@ -36,7 +40,8 @@ pub(crate) struct OpenVolume {
 impl OpenVolume {
     /// Returns the slice with this number.
     pub fn slice(&self, slice: SliceId) -> &Arc<Slice> {
-        &self.slices[usize::from(slice)]
+        let found = self.slices.get(usize::from(slice));
+        found.expect("a slice of the volume")
     }
 
     /// Returns the home node of a slice.
@@ -47,7 +52,7 @@ impl OpenVolume {
 
     /// Returns the number of frames of each slice.
     pub fn frames_per_slice(&self) -> u32 {
-        let first = self.slices.first();
+        let first = self.slices.get(0);
         first.map_or(0, |slice| slice.memory().geometry().frames)
     }
 

@@ -136,7 +136,8 @@ impl SlotInfo {
 #[derive(Debug)]
 pub struct Control {
     mapping: Mapping,
-    slices: u16,
+    /// Slices that this process uses. Only the daemon's value changes.
+    slices: AtomicU16,
     slots: u32,
 }
 
@@ -154,7 +155,7 @@ impl Control {
         let mapping = Mapping::create(&format!("jericho-{name}-control"), len, false)?;
         let control = Control {
             mapping,
-            slices: slices.len() as u16,
+            slices: AtomicU16::new(0),
             slots,
         };
         let header = control.header();
@@ -162,12 +163,9 @@ impl Control {
             let node = cpu_nodes.get(cpu).copied().unwrap_or(u16::MAX);
             word.store(node, Ordering::Relaxed);
         }
-        for (index, (frames, node)) in slices.iter().enumerate() {
-            let info = control.slice_info(index as u16);
-            info.frames.store(*frames, Ordering::Relaxed);
-            info.node.store(*node, Ordering::Relaxed);
+        for (frames, node) in slices {
+            control.append(*frames, *node);
         }
-        header.slices.store(slices.len() as u32, Ordering::Relaxed);
         header.slots.store(slots, Ordering::Relaxed);
         let known = cpu_nodes.iter().filter(|n| **n != u16::MAX);
         let nodes = known.map(|n| u32::from(*n) + 1).max().unwrap_or(1);
@@ -178,6 +176,23 @@ impl Control {
         Ok(control)
     }
 
+    /// Appends a slice, with its frames and its node. Only the daemon calls this.
+    pub fn append(&self, frames: u32, node: u16) {
+        let index = self.slice_count();
+        assert!(
+            usize::from(index) < SLICES,
+            "more slices than a volume can have"
+        );
+        let info = self.info_at(index);
+        info.frames.store(frames, Ordering::Relaxed);
+        info.node.store(node, Ordering::Relaxed);
+        self.slices.store(index + 1, Ordering::Release);
+        // A client that finds the number finds the slice.
+        self.header()
+            .slices
+            .store(u32::from(index) + 1, Ordering::Release);
+    }
+
     /// Maps another process's segment read-only. Fails with `InvalidData` for other contents and for another version, and with
     /// the errors of `Mapping::from_fd`.
     pub fn attach(fd: OwnedFd) -> io::Result<Control> {
@@ -186,7 +201,7 @@ impl Control {
             let head = Mapping::from_fd(fd.try_clone()?, SLOTS_AT, false)?;
             let head = Control {
                 mapping: head,
-                slices: 0,
+                slices: AtomicU16::new(0),
                 slots: 0,
             };
             let header = head.header();
@@ -203,18 +218,18 @@ impl Control {
         };
         let len = SLOTS_AT + slots as usize * size_of::<SlotInfo>();
         let mapping = Mapping::from_fd(fd, len, false)?;
-        let mut control = Control {
+        let control = Control {
             mapping,
-            slices: 0,
+            slices: AtomicU16::new(0),
             slots,
         };
-        let slices = control.header().slices.load(Ordering::Relaxed);
+        let slices = control.header().slices.load(Ordering::Acquire);
         if slices as usize > SLICES {
             return Err(bad(format!(
                 "invalid slice count {slices}: expected at most {SLICES}"
             )));
         }
-        control.slices = slices as u16;
+        control.slices.store(slices as u16, Ordering::Relaxed);
         Ok(control)
     }
 
@@ -232,8 +247,14 @@ impl Control {
 
     #[inline]
     fn slice_info(&self, slice: u16) -> &SliceInfo {
-        assert!(slice < self.slices, "no such slice");
-        // SAFETY: as in `header`; there is room for 1024 slices and `slices` is not more.
+        assert!(slice < self.slice_count(), "no such slice");
+        self.info_at(slice)
+    }
+
+    #[inline]
+    fn info_at(&self, slice: u16) -> &SliceInfo {
+        assert!(usize::from(slice) < SLICES);
+        // SAFETY: as in `header`; there is room for 1024 slices.
         unsafe {
             &*self
                 .mapping
@@ -252,7 +273,7 @@ impl Control {
     /// Returns the number of slices.
     #[inline]
     pub fn slice_count(&self) -> u16 {
-        self.slices
+        self.slices.load(Ordering::Acquire)
     }
 
     /// Returns the number of slots.

@@ -303,7 +303,9 @@ impl Fast {
             let client = client.ok_or(io::Error::from(io::ErrorKind::NotFound))?;
             fds.push(segment(client.area.mapping(), true)?);
         }
-        for slice in &self.volume.slices {
+        // Before the first one is sent: the volume may get more meanwhile. The control segment has at least as many.
+        let count = self.volume.slices.len();
+        for slice in self.volume.slices.iter().take(count) {
             for mapping in slice.memory().segments() {
                 fds.push(segment(mapping, write)?);
             }
@@ -311,7 +313,7 @@ impl Fast {
         let reply = Reply {
             error: 0,
             owner,
-            slices: self.volume.slices.len() as u16,
+            slices: count as u16,
         };
         for part in fds.chunks(DESCRIPTORS_MAX) {
             let part: Vec<_> = part.iter().map(|fd| fd.as_fd()).collect();

@@ -6,13 +6,17 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use jericho_shm::keep::KeeperMessage;
+use jericho_cache::Slice;
+use jericho_shm::keep::{KeeperMessage, Segment};
 use jericho_sys::handshake::Connection;
 use jericho_sys::process::{self, Process, Signal};
 use parking_lot::Mutex;
 
 /// Longest time a new keeper may take to receive everything.
 const START_MAX: Duration = Duration::from_secs(30);
+
+/// The segments of a slice, in the order of `SliceMemory::segments`.
+pub(super) const KINDS: [Segment; 3] = [Segment::Table, Segment::Ages, Segment::Frames];
 
 /// Builds the command that runs `keeper::run` in a process of its own.
 pub type KeeperCommand = fn() -> Command;
@@ -72,6 +76,13 @@ impl KeeperProcess {
     /// sends the areas to a new keeper, and before the client receives its area.
     pub fn add_area(&self, owner: u16, area: BorrowedFd<'_>) {
         self.send(KeeperMessage::Area(owner), &[area]);
+    }
+
+    /// Sends the segments of a further slice to the keeper. Called before a client can receive them.
+    pub fn add_slice(&self, slice: &Slice) {
+        for (kind, mapping) in KINDS.into_iter().zip(slice.memory().segments()) {
+            self.send(KeeperMessage::Segments(kind), &[mapping.fd()]);
+        }
     }
 
     /// Tells the keeper that the client with this owner number is gone.

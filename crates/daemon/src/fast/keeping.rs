@@ -11,7 +11,7 @@ use jericho_sys::poller::Poller;
 use jericho_sys::process::Process;
 
 use super::Fast;
-use super::keeper_process;
+use super::keeper_process::{self, KINDS};
 
 /// Pause before the next keeper is started. Without it, a keeper that cannot run would be restarted in a busy loop.
 const RESTART_PAUSE: Duration = Duration::from_millis(200);
@@ -27,28 +27,31 @@ impl Fast {
             return Ok(());
         };
         let connection = running.connection.clone();
-        if let Err(error) = self.hand_segments(&connection) {
+        let handed = self.volume.slices.len();
+        if let Err(error) = self.hand_segments(&connection, handed) {
             keeper_process::end(running);
             return Err(error);
         }
         // Publish the connection first, then send: a client admitted in between is either in the table or sent by
         // `add_area`.
         self.keeper.publish(running);
+        // Slices that the volume has got since. `add_slice` may have sent them, too, which is harmless.
+        let since = self.volume.slices.iter().skip(handed);
+        since.for_each(|slice| self.keeper.add_slice(slice));
         self.hand_areas(&connection)
             .inspect_err(|_| self.keeper.reap())
     }
 
-    /// Sends the daemon's pidfd and the segments, and waits until the keeper confirms.
-    fn hand_segments(&self, connection: &Connection) -> io::Result<()> {
+    /// Sends the daemon's pidfd and the segments of the first `slices` slices, and waits until the keeper confirms.
+    fn hand_segments(&self, connection: &Connection, slices: usize) -> io::Result<()> {
         let own = Process::open(std::process::id())?;
         connection.send(&KeeperMessage::Daemon.encode(), &[own.as_fd()])?;
         let mut segments = vec![
             (Segment::Control, self.control.mapping()),
             (Segment::Slots, self.slots.mapping()),
         ];
-        for slice in &self.volume.slices {
-            let kinds = [Segment::Table, Segment::Ages, Segment::Frames];
-            segments.extend(kinds.into_iter().zip(slice.memory().segments()));
+        for slice in self.volume.slices.iter().take(slices) {
+            segments.extend(KINDS.into_iter().zip(slice.memory().segments()));
         }
         segments.sort_by_key(|(segment, _)| *segment);
         for same in segments.chunk_by(|a, b| a.0 == b.0) {

@@ -81,7 +81,7 @@ impl Fast {
                         .for_each(|page| self.report_pages(&file, page));
                 }
             }
-            for slice in &self.volume.slices {
+            for slice in self.volume.slices.iter() {
                 let adopted = slice.adopt_unreported(&|id| self.object(id));
                 if adopted > 0 {
                     tracing::debug!(

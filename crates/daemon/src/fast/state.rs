@@ -90,7 +90,7 @@ impl Fast {
         let (slices, topology) = (&volume.slices, &volume.topology);
         let geometry: Vec<(u32, u16)> = slices
             .iter()
-            .zip(&volume.homes)
+            .zip(volume.homes.iter())
             .map(|(slice, home)| {
                 let frames = slice.memory().geometry().frames;
                 (frames, topology.thread_node(*home).0)

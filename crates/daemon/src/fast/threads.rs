@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use jericho_cache::Slice;
 use jericho_shm::socket_name;
 use jericho_sys::handshake::Listener;
 use jericho_sys::service;
@@ -30,31 +31,37 @@ impl Fast {
 
     /// Gives the slices the functions by which they drain reports, collect reference marks and revoke a client.
     pub fn serve_slices(self: &Arc<Self>) {
-        for slice in &self.volume.slices {
-            let weak = Arc::downgrade(self);
-            slice.set_report_drain(Box::new(move || {
-                if let Some(fast) = weak.upgrade() {
-                    fast.drain_rings();
-                }
-            }));
-            let weak = Arc::downgrade(self);
-            slice.set_collector(Box::new(move || {
-                if let Some(fast) = weak.upgrade() {
-                    fast.take_touched();
-                }
-            }));
-            let weak = Arc::downgrade(self);
-            slice.set_on_broken(Box::new(move |owner| {
-                let Some(fast) = weak.upgrade() else {
-                    return false;
-                };
-                let known = fast.revoke_client(owner);
-                // The revoked client does not report the page.
-                fast.unreported.note();
-                fast.slots.ring();
-                known
-            }));
-        }
+        self.volume
+            .slices
+            .iter()
+            .for_each(|slice| self.serve_slice(slice));
+    }
+
+    /// Gives one slice these functions, if it does not have them.
+    pub(super) fn serve_slice(self: &Arc<Self>, slice: &Slice) {
+        let weak = Arc::downgrade(self);
+        slice.set_report_drain(Box::new(move || {
+            if let Some(fast) = weak.upgrade() {
+                fast.drain_rings();
+            }
+        }));
+        let weak = Arc::downgrade(self);
+        slice.set_collector(Box::new(move || {
+            if let Some(fast) = weak.upgrade() {
+                fast.take_touched();
+            }
+        }));
+        let weak = Arc::downgrade(self);
+        slice.set_on_broken(Box::new(move |owner| {
+            let Some(fast) = weak.upgrade() else {
+                return false;
+            };
+            let known = fast.revoke_client(owner);
+            // The revoked client does not report the page.
+            fast.unreported.note();
+            fast.slots.ring();
+            known
+        }));
     }
 
     /// Admits clients, and starts the threads that serve them. `serve_slices` and `set_kernel` come first.

@@ -44,7 +44,7 @@ impl Programs {
     }
 
     fn slice(&self) -> &Arc<Slice> {
-        &self.fast().volume.slices[0]
+        self.fast().volume.slice(0)
     }
 
     fn sync(&self) {

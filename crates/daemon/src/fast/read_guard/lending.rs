@@ -31,7 +31,7 @@ fn read(bed: &Bed, handle: &Arc<Handle>) -> Receiver<Vec<u8>> {
 }
 
 fn put(bed: &Bed, handle: &Handle, page: usize, byte: u8) {
-    let slice = &bed.mounted.fast.volume.slices[0];
+    let slice = bed.mounted.fast.volume.slice(0);
     let key = Key::new(handle.file.object_id(), page as u64);
     let written = (slice.memory()).write_own(key, 0, &[byte; PAGE], OWNER_DAEMON, slice.epoch());
     written.expect("the page is there");
@@ -190,7 +190,7 @@ fn a_read_that_began_before_the_first_inline_writer_sees_no_half_of_its_write() 
         let handle = bed.plain_named(b"late");
         let written = write(&bed, &handle, 0, &[1; PAGES * PAGE]);
         assert_eq!(written.recv_timeout(LONG), Ok((PAGES * PAGE) as u32));
-        let memory = bed.mounted.fast.volume.slices[0].memory();
+        let memory = bed.mounted.fast.volume.slice(0).memory();
         let found = memory.lookup(Key::new(handle.file.object_id(), LATCHED as u64));
         let found = found.expect("just written");
         let entry = memory.entry(found.index);
