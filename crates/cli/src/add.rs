@@ -87,16 +87,18 @@ fn text(added: &Add, is_mounted: bool) -> Result<String, std::fmt::Error> {
         let bytes = size::human(*bytes);
         writeln!(out, "  slice {slice}: {bytes} on device {device}, {node}")?;
     }
-    if is_mounted {
-        let what = if added.slices.len() == 1 {
-            "slice"
-        } else {
-            "slices"
-        };
-        writeln!(
+    let what = if added.slices.len() == 1 {
+        "slice"
+    } else {
+        "slices"
+    };
+    match &added.unused {
+        Some(reason) => writeln!(
             out,
-            "unmount the volume and mount it again to use the new {what}"
-        )?;
+            "this mount does not use the new {what}: {reason}; unmount the volume and mount it again"
+        )?,
+        None if is_mounted => writeln!(out, "new files can use the new {what} now")?,
+        None => {}
     }
     Ok(out)
 }

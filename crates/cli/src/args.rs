@@ -289,9 +289,11 @@ The device gets new slices with the whole of its space. Each has a metadata stor
 root are assigned to them in turn, too; existing files stay where they are (see jericho place --move). If the volume was formatted \
 without --sparse, the host allocates all of a file's space now. Name the volume by its first device, as before.
 
-All devices of the volume must be there. If it is mounted, programs go on meanwhile, and the device belongs to the volume at once, but its \
-slices are used from the next mount on; only root and the user who mounted may add a device then. If the machine crashes meanwhile, the \
-volume is as before or has the device. A device cannot be removed from a volume.")]
+All devices of the volume must be there. If it is mounted, programs go on meanwhile, and the new slices are used at once; only root and the \
+user who mounted may add a device then. Programs under jericho run that have used the volume before go through the kernel for files in the \
+new slices. The caches of the new slices come in addition to --cache until the next mount. If there is no memory for them, the command says so, \
+and the next mount uses the slices. If the machine crashes meanwhile, the volume is as before or has the device. A device cannot be removed \
+from a volume.")]
 pub struct AddArgs {
     /// First device of the volume, or the directory of its mount
     pub volume: PathBuf,

@@ -12,6 +12,7 @@
 //! - operations on it: `read`, `write`, `copy`, `holes`, `attributes`, `sync`, `stat`; `open` and `serving` begin and end it
 #![forbid(unsafe_code)]
 
+mod add;
 mod attributes;
 mod copy;
 mod counters;
@@ -39,6 +40,7 @@ mod volume;
 mod write;
 mod write_mode;
 
+pub use add::Addition;
 pub use counters::MountCounters;
 pub use fast::{Asker, ClientStat, KeeperCommand, Moment, Served, Trusted, TrustedError};
 pub use handle::Handle;

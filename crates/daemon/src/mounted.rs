@@ -75,17 +75,18 @@ impl Mounted {
         self.volume.node_of_slice(slice)
     }
 
-    /// Returns readers for the calling thread, which runs on `cpu`: one for each slice whose home node has this CPU. With a
+    /// Returns readers for the calling thread, which runs on `cpu`: one for each slice, from number `from` on, whose home node has this CPU. With a
     /// reader, the thread itself reads the pages that it misses in that slice. In all other slices, and in those whose devices do
     /// not support readers, the slice's pipeline reads the missing pages. See `Slice::reader`.
-    pub fn readers(&self, cpu: u32, doorbell: &Doorbell) -> Vec<Reader> {
+    pub fn readers(&self, cpu: u32, doorbell: &Doorbell, from: SliceId) -> Vec<Reader> {
         let at_home = |slice: &&Arc<Slice>| {
             let home = self.node_of_slice(slice.id());
             let mut nodes = self.volume.topology.nodes.iter();
             nodes.any(|node| node.id == home && node.cpus.contains(&cpu))
         };
         let mut readers = vec![];
-        for slice in self.volume.slices.iter().filter(at_home) {
+        let slices = self.volume.slices.iter().skip(from.into());
+        for slice in slices.filter(at_home) {
             match slice.reader(doorbell) {
                 Ok(reader) => readers.push(reader),
                 Err(error) => {

@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,7 +9,7 @@ use jericho_format::PAGE_BYTES;
 use jericho_fs::Done;
 use jericho_fs::Result;
 use jericho_fs::types::{Ino, Trimmed};
-use jericho_volume::{AddError, Added, FormatOptions, GrowError, GrowRequest, GrownDevice};
+use jericho_volume::{GrowError, GrowRequest, GrownDevice};
 
 use crate::handle::Handle;
 use crate::mounted::Mounted;
@@ -91,23 +90,6 @@ impl Mounted {
             );
         }
         Ok(grown)
-    }
-
-    /// Adds a file or block device to the volume, for the next mount; see `Fs::add`. Keeps it locked.
-    pub fn add(
-        &self,
-        path: &Path,
-        options: &FormatOptions,
-    ) -> std::result::Result<Added, AddError> {
-        let (added, lock) = self.fs().add(path, options)?;
-        self.volume.added.lock().push(lock);
-        tracing::info!(
-            device = %path.display(),
-            first_slice = added.first_slice,
-            slices = added.summary.slices.len(),
-            "a device was added; its slices are used from the next mount on"
-        );
-        Ok(added)
     }
 }
 

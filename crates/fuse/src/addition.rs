@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use jericho_daemon::{AddError, Added, FormatOptions, Mounted};
+use jericho_daemon::{AddError, Added, Addition, FormatOptions, Mounted};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -82,6 +82,9 @@ pub struct Add {
     pub slices: Vec<(Option<u32>, u16, u64)>,
     /// Why the device was not added.
     pub error: Option<String>,
+    /// Why the mount does not use the new slices; the next one does.
+    #[serde(default)]
+    pub unused: Option<String>,
 }
 
 impl Add {
@@ -94,12 +97,26 @@ impl Add {
                     .map(|(name, bytes)| (name.to_string(), bytes))
                     .collect(),
                 slices: added.summary.slices,
-                error: None,
+                ..Add::default()
             },
             Err(error) => Add {
                 error: Some(error.to_string()),
                 ..Add::default()
             },
+        }
+    }
+}
+
+impl Add {
+    /// Describes an addition to a mounted volume, or why it failed.
+    fn of_mounted(result: Result<Addition, AddError>) -> Add {
+        let (added, unused) = match result {
+            Ok(addition) => (Ok(addition.added), addition.unused),
+            Err(error) => (Err(error), None),
+        };
+        Add {
+            unused,
+            ..Add::of(added)
         }
     }
 }
@@ -131,7 +148,7 @@ impl Additions {
         };
         let path = Path::new(OsStr::from_bytes(&request.path));
         let added = match Seen::at(path) == request.seen {
-            true => Add::of(mounted.add(path, &options)),
+            true => Add::of_mounted(mounted.add(path, &options)),
             false => Add {
                 error: Some(ELSEWHERE.into()),
                 ..Add::default()

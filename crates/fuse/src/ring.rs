@@ -149,11 +149,17 @@ impl Service {
             tracing::warn!(%error, cpu, "cannot bind a thread of the ring to its CPU");
         }
         // Declared after the ring, so dropped before it. Dropping the readers ends their transfers.
-        let mut readers = self.filesystem.mounted.readers(cpu, &ring.doorbell());
-        let devices = self.filesystem.mounted.fs().device_count();
-        let (mut own_syncs, mut syncs) = (OwnSyncs::of_devices(devices), Vec::new());
+        let (mut readers, mut slices) = (Vec::new(), 0);
+        let (mut own_syncs, mut syncs) = (OwnSyncs::default(), Vec::new());
         let mut polling = Polling::new();
         while !ring.has_ended() {
+            let mounted = &self.filesystem.mounted;
+            // At the begin, and when the volume has got further slices.
+            if mounted.slice_count() > slices {
+                let from = std::mem::replace(&mut slices, mounted.slice_count());
+                readers.extend(mounted.readers(cpu, &ring.doorbell(), from));
+                own_syncs.has_devices(mounted.fs().device_count());
+            }
             // Polls the devices before it answers the kernel.
             for reader in &mut readers {
                 reader.poll();

@@ -40,12 +40,9 @@ pub(crate) struct OwnSyncs {
 }
 
 impl OwnSyncs {
-    /// Begins for a volume on this number of devices.
-    pub(crate) fn of_devices(devices: usize) -> OwnSyncs {
-        OwnSyncs {
-            never: devices > 1,
-            ..OwnSyncs::default()
-        }
+    /// Takes the number of the volume's devices.
+    pub(crate) fn has_devices(&mut self, devices: usize) {
+        self.never = devices > 1;
     }
 
     /// Returns whether the thread may perform the next sync itself.
@@ -87,8 +84,11 @@ mod tests {
 
     #[test]
     fn helpers_sync_on_volumes_of_several_devices() {
-        assert!(OwnSyncs::of_devices(1).next());
-        let mut several = OwnSyncs::of_devices(2);
+        let mut syncs = OwnSyncs::default();
+        syncs.has_devices(1);
+        assert!(syncs.next());
+        let mut several = syncs;
+        several.has_devices(2);
         assert!((0..1000).all(|_| !several.next()));
     }
 

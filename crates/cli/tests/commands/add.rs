@@ -120,7 +120,7 @@ impl Counter {
 }
 
 #[test]
-fn a_device_is_added_while_programs_use_the_volume_and_the_next_mount_has_its_slices() {
+fn a_device_is_added_while_programs_use_the_volume_and_its_slices_are_used_at_once() {
     let volume = Volume::mounted();
     fill(&volume, "before");
     let size = || rustix::fs::statvfs(volume.mnt()).expect("statvfs").f_blocks;
@@ -131,9 +131,14 @@ fn a_device_is_added_while_programs_use_the_volume_and_the_next_mount_has_its_sl
     // By the volume, and by the directory of the mount.
     let text = succeed(&mut add(&volume.file(), &new[0], &["--size", "96M"]));
     assert!(
-        text.contains("slice 2") && text.contains("mount it again"),
+        text.contains("slice 2") && text.contains("the new slice now"),
         "{text}"
     );
+    assert_eq!(slices(&volume), 3);
+    let grown = size() - old_size;
+    assert!(grown > 60 * MIB / 4096, "{grown} blocks");
+    let found = fill(&volume, "one");
+    assert!((0..3).all(|slice| found.contains(&slice)), "{found:?}");
     counter.goes_on();
     let arguments = ["--size", "160M", "--slices", "2"];
     let text = succeed(&mut add(&volume.mnt(), &new[1], &arguments));
@@ -142,45 +147,162 @@ fn a_device_is_added_while_programs_use_the_volume_and_the_next_mount_has_its_sl
         "{text}"
     );
     counter.goes_on();
-    assert_eq!((slices(&volume), size()), (2, old_size));
+    assert_eq!(slices(&volume), 5);
+    let grown = size() - old_size;
+    assert!(grown > 170 * MIB / 4096, "{grown} blocks");
+    let found = fill(&volume, "two");
+    assert!((0..5).all(|slice| found.contains(&slice)), "{found:?}");
 
-    // A new device is one of the volume, and grows with the next mount at the earliest.
     let message = fail(&mut add(&volume.mnt(), &new[0], &[]), 1);
     assert!(message.contains("device 1 of this volume"), "{message}");
     let message = fail(&mut add(&volume.mnt(), &new[0], &["--force"]), 1);
     assert!(message.contains("in use by process"), "{message}");
-    let mut grow = jericho(["grow"]);
-    grow.arg(volume.mnt())
-        .arg("--device")
-        .arg(&new[0])
-        .args(["--size", "128M"]);
-    let message = fail(&mut grow, 1);
-    assert!(message.contains("mount the volume again"), "{message}");
-    // The others grow now.
-    let mut grow = jericho(["grow"]);
-    grow.arg(volume.mnt())
-        .arg("--device")
-        .arg(volume.file())
-        .args(["--size", "384M"]);
-    succeed(&mut grow);
-    assert_eq!(slices(&volume), 2);
-    let old_size = size();
+    // Old and new devices grow.
+    for (device, bytes) in [(&new[0], "128M"), (&volume.file(), "384M")] {
+        let old_size = size();
+        let mut grow = jericho(["grow"]);
+        grow.arg(volume.mnt()).arg("--device").arg(device);
+        succeed(grow.args(["--size", bytes]));
+        assert!(size() > old_size, "{}", device.display());
+    }
     counter.goes_on();
     counter.end();
-    fill(&volume, "then");
+    let names = ["before", "one", "two"];
+    names.iter().for_each(|name| assert_filled(&volume, name));
 
     volume.umount();
     volume.check();
     volume.mount();
     assert_eq!(slices(&volume), 5);
-    let grown = size() - old_size;
-    assert!(grown > 170 * MIB / 4096, "{grown} blocks");
-    ["before", "then"]
-        .iter()
-        .for_each(|name| assert_filled(&volume, name));
-    let found = fill(&volume, "after");
-    assert!((0..5).all(|slice| found.contains(&slice)), "{found:?}");
+    names.iter().for_each(|name| assert_filled(&volume, name));
+    volume.umount();
+    volume.check();
+}
+
+/// A program that writes and reads files. It waits for a line before it uses the second directory.
+const ACCESSES: &str = r#"
+import os, sys
+def check(path, seed):
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    data = bytes(i * seed % 251 for i in range(300000))
+    for at in range(0, len(data), 50000):
+        os.pwrite(fd, data[at : at + 50000], at)
+    for round in range(20):
+        assert os.pread(fd, 400000, 0) == data, round
+    for at in range(0, 4096, 64):
+        os.pwrite(fd, b"x" * 64, at)
+    os.pwrite(fd, b"y" * 5000, 300000)
+    data = b"x" * 4096 + data[4096:] + b"y" * 5000
+    assert os.pread(fd, 400000, 0) == data
+    os.fsync(fd)
+    os.close(fd)
+    assert open(path, "rb").read() == data
+old, new, name = sys.argv[1:]
+check(old + "/" + name, 3)
+print("ready", flush=True)
+sys.stdin.readline()
+check(new + "/" + name, 5)
+os.rename(new + "/" + name, old + "/moved-" + name)
+check(new + "/" + name, 7)
+check(old + "/last-" + name, 9)
+"#;
+
+/// Runs `ACCESSES` under `jericho run`.
+struct Accesses {
+    child: std::process::Child,
+    report: PathBuf,
+}
+
+impl Accesses {
+    /// Starts the program. Returns when it has used the first directory.
+    fn start(volume: &Volume, old: &Path, new: &Path, name: &str) -> Accesses {
+        let report = volume.beside(&format!("report-{name}"));
+        let mut run = jericho(["run", "--", "python3", "-c", ACCESSES]);
+        run.arg(old).arg(new).arg(name);
+        run.env("JERICHO_REPORT", &report);
+        run.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = run.spawn().expect("jericho run");
+        let mut said = [0; 6];
+        let stdout = child.stdout.as_mut().expect("its output");
+        std::io::Read::read_exact(stdout, &mut said).expect("its first line");
+        assert_eq!(&said, b"ready\n");
+        Accesses { child, report }
+    }
+
+    /// Has the program go on, and waits for its end. Returns the bytes that it read without the kernel.
+    fn end(mut self) -> u64 {
+        drop(self.child.stdin.take());
+        assert!(self.child.wait().expect("its end").success());
+        let report = fs::read_to_string(&self.report).expect("the report");
+        let words: Vec<&str> = report.split_whitespace().collect();
+        let inline = words.windows(2).filter(|words| words[0] == "with");
+        let bytes = inline.filter_map(|words| words[1].parse::<u64>().ok());
+        bytes.max().unwrap_or(0)
+    }
+}
+
+#[test]
+fn programs_that_attached_before_and_after_an_addition_use_files_in_the_new_slice() {
+    let volume = Volume::mounted();
+    let (old, new) = (volume.at("old"), volume.at("new"));
+    for dir in [&old, &new] {
+        fs::create_dir(dir).expect("mkdir");
+    }
+    let before = Accesses::start(&volume, &old, &new, "before");
+    succeed(&mut add(
+        &volume.mnt(),
+        &volume.beside("three"),
+        &["--size", "96M"],
+    ));
+    succeed(jericho(["place", "--slice", "2"]).arg(&new));
+    let after = Accesses::start(&volume, &new, &new, "after");
+    let slice_of = |path: &Path| {
+        let place = succeed(jericho(["where", "--json"]).arg(path));
+        let place: serde_json::Value = serde_json::from_str(&place).expect("JSON");
+        place["slice"].as_u64()
+    };
+    // It has read 20 times 300,000 bytes of each file. The new one has the memory of the new slice.
+    assert_eq!(slice_of(&new.join("after")), Some(2));
+    let inline = after.end();
+    assert!(inline > 12 << 20, "{inline} bytes");
+    let inline = before.end();
+    assert!(inline > 6 << 20, "{inline} bytes");
+    assert_eq!(slice_of(&new.join("before")), Some(2));
+    assert_eq!(slice_of(&old.join("moved-before")), Some(2));
+    let stat = volume.stat();
+    assert!(stat["slices"][2]["hits"].as_u64() > Some(0), "{stat}");
+    let read = |dir: &Path, name: &str| fs::read(dir.join(name)).expect("a file");
+    let files = || {
+        let moved = ["before", "after", "moved-after"].map(|name| read(&new, name));
+        let old = ["before", "moved-before", "last-before"].map(|name| read(&old, name));
+        (moved, old)
+    };
+    let found = files();
     volume.remount();
+    assert!(files() == found);
+    volume.umount();
+    volume.check();
+}
+
+#[test]
+fn a_daemon_that_is_killed_after_an_addition_has_what_was_synced_in_the_new_slice() {
+    let volume = Volume::mounted();
+    fill(&volume, "before");
+    succeed(&mut add(
+        &volume.mnt(),
+        &volume.beside("new"),
+        &["--size", "96M"],
+    ));
+    let found = fill(&volume, "after");
+    assert!(found.contains(&2), "{found:?}");
+    succeed(jericho(["sync"]).arg(volume.mnt()));
+    let pid = volume.signal_daemon(rustix::process::Signal::KILL);
+    Volume::wait_for_end(pid);
+    let _ = output(jericho(["umount"]).arg(volume.mnt()));
+    volume.check();
+    volume.mount();
+    assert_eq!(slices(&volume), 3);
+    assert_filled(&volume, "before");
     assert_filled(&volume, "after");
     volume.umount();
     volume.check();

@@ -8,8 +8,9 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use crate::commands::{LONG, kill, wait_until};
+use crate::program::succeed;
 use crate::roles::{self, output_of};
-use crate::volume::Volume;
+use crate::volume::{Volume, jericho};
 
 const PAGE: usize = 4096;
 /// Pages of the test's file that are in the cache.
@@ -208,12 +209,16 @@ impl Drop for Started {
 fn volume_with_file() -> (Volume, PathBuf) {
     let volume = Volume::mounted("256M", 2, "16M");
     let file = volume.at("file");
-    let open = File::create(&file).expect("create");
+    make(&file);
+    (volume, file)
+}
+
+fn make(file: &Path) {
+    let open = File::create(file).expect("create");
     open.write_all_at(&vec![7; PAGES as usize * PAGE], 0)
         .expect("write");
     open.set_len(HOLE_AT + (1 << 20)).expect("ftruncate");
     open.sync_all().expect("fsync");
-    (volume, file)
 }
 
 /// Returns the state and the parent of a process; `None` when it does not exist.
@@ -268,6 +273,31 @@ fn programs_lose_access_when_the_daemon_is_killed_and_stay_without_it() {
         program.mark("mounted again");
         program.end();
     }
+    volume.finish();
+}
+
+#[test]
+fn programs_lose_the_memory_of_a_slice_that_was_added_when_the_daemon_is_killed() {
+    let volume = Volume::mounted("256M", 2, "16M");
+    let new = volume.outside("new");
+    let mut add = jericho();
+    add.arg("add").arg(volume.mnt()).arg(&new);
+    succeed(add.args(["--size", "96M"]));
+    let dir = volume.at("dir");
+    std::fs::create_dir(&dir).expect("mkdir");
+    succeed(jericho().args(["place", "--slice", "2"]).arg(&dir));
+    let file = dir.join("file");
+    make(&file);
+    let mut program = Started::begin(&volume, &file, "program", true, "until told");
+    assert!(program.segments_kib() > 2 * LEFT_KIB_MAX);
+    volume.crash();
+    program.wait_for("told");
+    wait_until("the memory is given back", || {
+        program.segments_kib() <= LEFT_KIB_MAX
+    });
+    volume.mount();
+    program.mark("mounted again");
+    program.end();
     volume.finish();
 }
 

@@ -8,10 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
 
+use jericho_cache::Slice;
 use jericho_format::threads::ThreadPolicy;
 use jericho_fs::types::Ino;
 use jericho_shm::{Control, Slot, SlotInfo, Slots};
 use jericho_sys::affinity::CpuMask;
+use jericho_topology::NodeId;
 use parking_lot::Mutex;
 
 use super::changing::{ChangeGuard, Changing};
@@ -129,6 +131,15 @@ impl Fast {
             stop: UnixStream::pair()?,
             volume,
         })
+    }
+
+    /// Shows a further slice with this home to the keeper and to the clients that attach from now on, and has it call the functions of
+    /// `serve_slices`. The volume gets the slice afterwards.
+    pub fn show_slice(self: &Arc<Self>, slice: &Slice, home: NodeId) {
+        self.serve_slice(slice);
+        self.keeper.add_slice(slice);
+        let node = self.volume.topology.thread_node(home).0;
+        (self.control).append(slice.memory().geometry().frames, node);
     }
 
     /// Sets the volume's thread policy for clients.
