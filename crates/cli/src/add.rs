@@ -102,3 +102,33 @@ fn text(added: &Add, is_mounted: bool) -> Result<String, std::fmt::Error> {
     }
     Ok(out)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_tells_whether_the_mount_uses_the_new_slices() {
+        let mut added = Add {
+            first_slice: 2,
+            devices: vec![("new".into(), 1 << 30)],
+            slices: vec![(None, 1, 1 << 29), (Some(1), 1, 1 << 29)],
+            ..Add::default()
+        };
+        let closed = text(&added, false).unwrap();
+        assert!(closed.contains("slice 3") && closed.lines().count() == 3);
+        let mounted = text(&added, true).unwrap();
+        assert!(
+            mounted.ends_with("can use the new slices now\n"),
+            "{mounted}"
+        );
+        added.unused = Some("no memory".into());
+        let unused = text(&added, true).unwrap();
+        let last = unused.lines().last().unwrap();
+        assert!(
+            last.contains("does not use the new slices: no memory"),
+            "{last}"
+        );
+        assert!(last.ends_with("mount it again"), "{last}");
+    }
+}
