@@ -199,8 +199,19 @@ def check(path, seed):
     assert open(path, "rb").read() == data
 old, new, name = sys.argv[1:]
 check(old + "/" + name, 3)
+# Stays open, and is moved to the new slice.
+held = os.open(old + "/held-" + name, os.O_RDWR | os.O_CREAT)
+for at in range(0, 20000, 500):
+    os.pwrite(held, b"a" * 500, at)
 print("ready", flush=True)
 sys.stdin.readline()
+assert os.pread(held, 30000, 0) == b"a" * 20000
+for at in range(0, 21000, 500):
+    os.pwrite(held, b"b" * 500, at)
+assert os.pread(held, 30000, 0) == b"b" * 21000
+assert os.lseek(held, 0, os.SEEK_END) == 21000 == os.fstat(held).st_size
+os.write(held, b"c" * 10)
+os.fsync(held)
 check(new + "/" + name, 5)
 os.rename(new + "/" + name, old + "/moved-" + name)
 check(new + "/" + name, 7)
@@ -261,6 +272,8 @@ fn programs_that_attached_before_and_after_an_addition_use_files_in_the_new_slic
         let place: serde_json::Value = serde_json::from_str(&place).expect("JSON");
         place["slice"].as_u64()
     };
+    let held = old.join("held-before");
+    succeed(jericho(["place", "--slice", "2", "--move"]).arg(&held));
     // It has read 20 times 300,000 bytes of each file. The new one has the memory of the new slice.
     assert_eq!(slice_of(&new.join("after")), Some(2));
     let inline = after.end();
@@ -269,13 +282,14 @@ fn programs_that_attached_before_and_after_an_addition_use_files_in_the_new_slic
     assert!(inline > 6 << 20, "{inline} bytes");
     assert_eq!(slice_of(&new.join("before")), Some(2));
     assert_eq!(slice_of(&old.join("moved-before")), Some(2));
+    assert_eq!(slice_of(&held), Some(2));
     let stat = volume.stat();
     assert!(stat["slices"][2]["hits"].as_u64() > Some(0), "{stat}");
     let read = |dir: &Path, name: &str| fs::read(dir.join(name)).expect("a file");
     let files = || {
         let moved = ["before", "after", "moved-after"].map(|name| read(&new, name));
-        let old = ["before", "moved-before", "last-before"].map(|name| read(&old, name));
-        (moved, old)
+        let kept = ["before", "moved-before", "last-before", "held-before"];
+        (moved, kept.map(|name| read(&old, name)))
     };
     let found = files();
     volume.remount();
