@@ -261,10 +261,14 @@ fn write_part(
         let (own, rest) = bytes.split_at((run.pages as usize * PAGE).min(bytes.len()));
         let device = devices.get(usize::from(device));
         let device = device.expect("a device of the volume");
-        // After a failure the plain write tells whether the device refuses the data. If it does not, the flush had failed. Then the next
-        // flush fails, too, and the caller learns it from that one.
-        is_durable = is_durable && device.write_durable(offset_bytes, own).is_ok();
-        if !is_durable {
+        if is_durable {
+            match device.write_durable(offset_bytes, own) {
+                Ok(()) => {}
+                // The bytes are there. The caller flushes next, which fails as well, and then ends the changes of the device's slices.
+                Err(error) if error.operation == "flush" => is_durable = false,
+                Err(error) => return Err(error.into()),
+            }
+        } else {
             device.write_at(offset_bytes, own)?;
         }
         let counts = &context.counts;

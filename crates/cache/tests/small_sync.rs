@@ -12,6 +12,7 @@ use jericho_sim::{FaultPlan, Operation, SimDevice};
 use jericho_storage::Device;
 
 const PAGE: usize = 4096;
+const DEVICE_BYTES: u64 = 4096 * PAGE as u64;
 /// Longest time for something that happens at last.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -66,7 +67,11 @@ struct Bed {
 
 impl Bed {
     fn new() -> Bed {
-        let device = Arc::new(SimDevice::new("sim", 4096 * PAGE as u64));
+        Bed::on(SimDevice::new("sim", DEVICE_BYTES))
+    }
+
+    fn on(device: SimDevice) -> Bed {
+        let device = Arc::new(device);
         let config = Config {
             id: 0,
             frames: FRAMES_MIN,
@@ -397,10 +402,39 @@ fn a_small_sync_of_one_run_is_durable_without_a_flush_if_the_caller_asks_for_tha
     use Operation::{DurableWrite, Write};
     assert_eq!(sync(&[5, 6], 1), (vec![DurableWrite], 2, 0));
     assert_eq!(sync(&[5, 7], 2), (vec![Write, Write], 0, 2));
-    // After a refusal the pages are not reported as durable.
-    (bed.device).set_plan(FaultPlan::fail_nth(Some(DurableWrite), 1, 5));
-    assert_eq!(sync(&[5], 3), (vec![DurableWrite, Write], 0, 1));
-    assert_eq!(bed.linear.failed.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_page_whose_flush_has_failed_is_written_and_not_durable() {
+    let bed = Bed::on(SimDevice::new("sim", DEVICE_BYTES).without_fua());
+    bed.write(5, 1);
+    (bed.device).set_plan(FaultPlan::fail_nth(Some(Operation::Flush), 1, 5));
+    let how = SmallSync {
+        commits: false,
+        durably: true,
+    };
+    let result = bed.slice.sync_small(&bed.object, &(0..u64::MAX), how);
+    result.expect("a small sync").unwrap();
+    assert_eq!((bed.flags(5), bed.on_device(5)), ((false, false), 1));
+    let pages = [&bed.linear.durable, &bed.linear.written, &bed.linear.failed];
+    assert_eq!(pages.map(|pages| pages.load(Ordering::SeqCst)), [0, 1, 0]);
+}
+
+#[test]
+fn a_durable_write_that_the_device_refuses_leaves_the_page_dirty() {
+    let bed = Bed::new();
+    bed.write(5, 1);
+    (bed.device).set_plan(FaultPlan::fail_nth(Some(Operation::DurableWrite), 1, 28));
+    let how = SmallSync {
+        commits: false,
+        durably: true,
+    };
+    let result = bed.slice.sync_small(&bed.object, &(0..u64::MAX), how);
+    assert_eq!(result.expect("a small sync").unwrap_err().errno(), 28);
+    assert_eq!(bed.linear.durable.load(Ordering::SeqCst), 0);
+    // The evictor retries the page.
+    bed.await_clean();
+    assert_eq!(bed.on_device(5), 1);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use jericho_cache::{Error as CacheError, Intent, Object, PageRun};
 use jericho_fs::Error;
 use jericho_fs::types::{ROOT, SliceId};
 use jericho_fs::{File, Fs};
-use jericho_sim::{Effect, Fault, FaultPlan, Operation, Random};
+use jericho_sim::{FaultPlan, Operation, Random};
 use jericho_storage::{Cause, Device, IoError};
 
 mod mount;
@@ -1016,39 +1016,13 @@ fn a_failed_flush_in_the_thread_that_asks_ends_all_changes() {
 }
 
 #[test]
-fn a_durable_write_that_fails_as_a_flush_does_ends_all_changes() {
-    let mount = Mount::new(64 << 20);
-    let file = mount.durable("f", PAGE as usize);
-    // A device that has lost data fails every later flush.
-    let fails = |operation| Fault {
-        operation: Some(operation),
-        nth: 1,
-        is_lasting: true,
-        effect: Effect::Errno(5),
-    };
-    mount.device.set_plan(FaultPlan {
-        faults: [Operation::DurableWrite, Operation::Flush]
-            .map(fails)
-            .into(),
-        ..FaultPlan::default()
-    });
-    mount.write(&file, 0, &pattern(1, 100));
-    let failed = mount.begin_fdatasync(&file).recv().unwrap();
-    assert_eq!(failed.unwrap_err().errno(), 5);
-    assert!(!mount.fs().may_recover());
-}
-
-#[test]
 fn a_failed_write_in_the_thread_that_asks_is_reported_once_and_the_next_sync_succeeds() {
     let mut mount = Mount::new(64 << 20);
     let file = mount.durable("f", PAGE as usize);
     mount.write(&file, 0, &pattern(1, PAGE as usize));
-    mount.device.set_plan(FaultPlan {
-        faults: [Operation::DurableWrite, Operation::Write]
-            .map(|operation| FaultPlan::fail_nth(Some(operation), 1, 5).faults[0])
-            .into(),
-        ..FaultPlan::default()
-    });
+    mount
+        .device
+        .set_plan(FaultPlan::fail_nth(Some(Operation::DurableWrite), 1, 5));
     let failed = mount.begin_fdatasync(&file).recv().unwrap();
     assert_eq!(failed.unwrap_err().errno(), 5);
     mount.begin_fdatasync(&file).recv().unwrap().unwrap();

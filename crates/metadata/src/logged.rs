@@ -209,7 +209,7 @@ impl LoggedPages {
     }
 
     /// Removes the images of blocks that have newer contents now. Returns whether a recovery could put older images in place of these
-    /// contents, until the next batch is durable. The caller has recorded the write (`took_data`), so the batch that removes the
+    /// contents, until the next batch is durable. The write is durable, or the caller has recorded it, so the batch that removes the
     /// images becomes durable after the contents.
     pub fn wrote(&self, blocks: Blocks) -> bool {
         if self.is_idle() {

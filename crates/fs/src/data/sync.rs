@@ -239,7 +239,10 @@ fn flush(core: &Core, file: &File) -> Result<()> {
     if let Err(error) = &flushed {
         core.end_changes(ShardSet::default(), error);
     }
-    core.commits_of(file.ino()).failure().and(flushed)
+    let shards = core.shards_of(file);
+    let mut shards = core.shards.of_set(shards);
+    let failure = shards.try_for_each(|shard| shard.commits.failure());
+    failure.and(flushed)
 }
 
 /// Returns the pages that `sync_range` has to write, and its scope.

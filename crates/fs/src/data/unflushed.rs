@@ -16,9 +16,14 @@ pub struct Unflushed(Mutex<Option<Vec<(u16, FlushEpoch)>>>);
 impl Unflushed {
     /// Records a write of the file's data, which `DataFlushes` has recorded.
     pub fn note(&self, device: u16, epoch: FlushEpoch) {
-        if let Some(newest) = &mut *self.0.lock() {
-            newest.retain(|(other, _)| *other != device);
-            newest.push((device, epoch));
+        let mut newest = self.0.lock();
+        let Some(newest) = &mut *newest else {
+            return;
+        };
+        match newest.iter_mut().find(|(other, _)| *other == device) {
+            // Another thread may have recorded a later write first.
+            Some((_, known)) => *known = epoch.max(*known),
+            None => newest.push((device, epoch)),
         }
     }
 
@@ -72,6 +77,19 @@ mod tests {
         assert_eq!(file.devices(&flushes), [0, 1]);
         flushes.flush([0, 1]).unwrap();
         assert!(file.devices(&flushes).is_empty());
+    }
+
+    #[test]
+    fn an_older_write_that_is_noted_last_does_not_hide_a_newer_one() {
+        let flushes = flushes();
+        let file = Unflushed::default();
+        assert!(file.devices(&flushes).is_empty());
+        let older = flushes.note_write(0).unwrap();
+        flushes.flush([0]).unwrap();
+        let newer = flushes.note_write(0).unwrap();
+        file.note(0, newer);
+        file.note(0, older);
+        assert_eq!(file.devices(&flushes), [0]);
     }
 
     #[test]
