@@ -7,7 +7,7 @@ use jericho_cache::{FRAMES_MIN, Slice};
 use jericho_format::PAGE_BYTES;
 use jericho_fs::CacheError;
 use jericho_fs::types::SliceId;
-use jericho_sys::limits::Memory;
+use jericho_sys::limits::{Memory, node_available_bytes};
 use jericho_topology::NodeId;
 use jericho_volume::{AddError, Added, FormatOptions};
 
@@ -74,9 +74,18 @@ impl Mounted {
             );
         }
         let count = added.slices().len();
-        let now = self.volume.frames_per_slice();
-        let present_bytes = self.volume.slices.len() as u64 * u64::from(now) * PAGE_BYTES;
-        let frames = frames_of_added(now, count, present_bytes, &Memory::read()?)?;
+        let now = self.volume.frames_of(0);
+        let present = self.volume.slices.iter();
+        let present = present.map(|slice| u64::from(slice.memory().geometry().frames));
+        let present_bytes = present.sum::<u64>() * PAGE_BYTES;
+        let mut memory = Memory::read()?;
+        // The kernel binds the memory to the home node, and ends a process if that node has none left.
+        let nodes = homes.iter().filter_map(|home| {
+            let node = self.volume.topology.node(*home)?.kernel_node?;
+            node_available_bytes(node)
+        });
+        memory.available_bytes = nodes.fold(memory.available_bytes, u64::min);
+        let frames = frames_of_added(now, count, present_bytes, &memory)?;
         let volume = &self.volume;
         let start = |(slice, home): (usize, &NodeId)| -> Result<_, CacheError> {
             let of = (slice as SliceId, frames, *home);
@@ -93,6 +102,8 @@ impl Mounted {
         self.fast.show_slice(cache, home);
         self.volume.homes.append([home]);
         self.volume.slices.append([cache.clone()]);
+        // A keeper that was starting has read the list before, and was not running when the slice was shown.
+        self.fast.keep_slice(cache);
     }
 }
 
@@ -105,7 +116,8 @@ fn frames_of_added(
     memory: &Memory,
 ) -> Result<u32, String> {
     let not_planned = (memory.usable_bytes()).saturating_sub(rest_bytes(memory) + present_bytes);
-    let room = not_planned.min(memory.available_bytes);
+    // A quarter stays for the tables of the frames, for the new stores, and for other processes.
+    let room = not_planned.min(memory.available_bytes / 4 * 3);
     let frames = (room / PAGE_BYTES / count as u64).min(now.into()) as u32;
     if frames < FRAMES_MIN {
         return Err(format!(
@@ -174,10 +186,10 @@ mod tests {
         // Of 1024 MiB, 256 are for the rest of the daemon.
         assert_eq!(frames(1, 32, memory(1024, 700)), Ok(4096));
         assert_eq!(frames(2, 752, memory(1024, 700)), Ok(2048));
-        assert_eq!(frames(1, 32, memory(1024, 8)), Ok(2048));
+        assert_eq!(frames(1, 32, memory(1024, 8)), Ok(1536));
         for refused in [
             frames(1, 768, memory(1024, 700)),
-            frames(1, 32, memory(1024, 3)),
+            frames(1, 32, memory(1024, 5)),
         ] {
             let error = refused.unwrap_err();
             assert!(

@@ -1,5 +1,6 @@
 //! A mounted volume: all parts together. The operations are in files of their own.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -75,18 +76,18 @@ impl Mounted {
         self.volume.node_of_slice(slice)
     }
 
-    /// Returns readers for the calling thread, which runs on `cpu`: one for each slice, from number `from` on, whose home node has this CPU. With a
+    /// Returns readers for the calling thread, which runs on `cpu`: one for each of these slices whose home node has this CPU. With a
     /// reader, the thread itself reads the pages that it misses in that slice. In all other slices, and in those whose devices do
     /// not support readers, the slice's pipeline reads the missing pages. See `Slice::reader`.
-    pub fn readers(&self, cpu: u32, doorbell: &Doorbell, from: SliceId) -> Vec<Reader> {
+    pub fn readers(&self, cpu: u32, doorbell: &Doorbell, slices: Range<SliceId>) -> Vec<Reader> {
         let at_home = |slice: &&Arc<Slice>| {
             let home = self.node_of_slice(slice.id());
             let mut nodes = self.volume.topology.nodes.iter();
             nodes.any(|node| node.id == home && node.cpus.contains(&cpu))
         };
         let mut readers = vec![];
-        let slices = self.volume.slices.iter().skip(from.into());
-        for slice in slices.filter(at_home) {
+        let all = self.volume.slices.iter().take(slices.end.into());
+        for slice in all.skip(slices.start.into()).filter(at_home) {
             match slice.reader(doorbell) {
                 Ok(reader) => readers.push(reader),
                 Err(error) => {

@@ -411,7 +411,7 @@ impl Mounted {
     fn read_ahead(&self, handle: &Handle, offset: u64, len: usize, size: u64) {
         let first = offset / PAGE_BYTES;
         let end = (offset + len as u64).div_ceil(PAGE_BYTES);
-        let window = WINDOW_PAGES_MAX.min(self.volume.frames_per_slice() / 16);
+        let window = WINDOW_PAGES_MAX.min(self.volume.frames_of(handle.file.layout().home()) / 16);
         let pages = handle
             .read_ahead
             .advance(first, end, size.div_ceil(PAGE_BYTES), window);

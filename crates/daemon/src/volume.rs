@@ -50,10 +50,9 @@ impl OpenVolume {
         home.copied().unwrap_or(NodeId(0))
     }
 
-    /// Returns the number of frames of each slice.
-    pub fn frames_per_slice(&self) -> u32 {
-        let first = self.slices.get(0);
-        first.map_or(0, |slice| slice.memory().geometry().frames)
+    /// Returns the number of frames of a slice. A slice that was added to the mounted volume may have fewer than the others.
+    pub fn frames_of(&self, slice: SliceId) -> u32 {
+        self.slice(slice).memory().geometry().frames
     }
 
     /// Returns a slice that has too many dirty pages and holds a byte of the range.

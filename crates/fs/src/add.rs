@@ -1,4 +1,4 @@
-//! Adds a device with new slices to a volume. The volume may be mounted: the new slices are used from the next mount on.
+//! Adds a device with new slices to a volume. The volume may be mounted: `Fs::take` then takes the new slices into use.
 
 use std::ops::Range;
 use std::path::Path;
@@ -35,7 +35,7 @@ pub fn add_device(
 }
 
 impl Fs {
-    /// Adds a file (created if missing) or a block device to the mounted volume. The next mount uses it. See `jericho_volume::add`.
+    /// Adds a file (created if missing) or a block device to the mounted volume. `Fs::take` takes it into use. See `jericho_volume::add`.
     pub fn add(
         &self,
         path: &Path,

@@ -306,6 +306,11 @@ impl Fs {
         self.core.may_change().is_ok()
     }
 
+    /// Returns the number of slices that may be the home of files.
+    pub fn place_count(&self) -> SliceId {
+        self.core.place_count()
+    }
+
     /// Returns the number of the volume's devices.
     pub fn device_count(&self) -> usize {
         self.core.volume.devices().len()

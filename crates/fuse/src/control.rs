@@ -13,7 +13,7 @@
 //! | `jericho.syncfs`  | the same for syncfs(2): also fails once after a write-back has failed, even if a retry has succeeded | |
 //! | `jericho.trim+FROM+LEAST` | [`Trim`] as JSON, after about a second: free space from byte FROM on, in runs of at least LEAST bytes | |
 //! | `jericho.grow+SIZE+DEVICE` | [`Grow`] as JSON, after the growth. SIZE is in bytes, 0: as large as the devices are. DEVICE is the id of its label in hexadecimal digits, `all`: every device | |
-//! | `jericho.add`     |                                                | adds the device of an [`AddRequest`](crate::addition::AddRequest) in JSON, for the next mount |
+//! | `jericho.add`     |                                                | adds the device of an [`AddRequest`](crate::addition::AddRequest) in JSON |
 //! | `jericho.added+N` | [`Add`](crate::addition::Add) as JSON, the result of the request with the number N | |
 //! | `jericho.move`    |                                                | moves this inode, and waits for the end |
 //!
@@ -485,7 +485,8 @@ impl Control {
             return Err(libc::EOPNOTSUPP);
         }
         self.refuse_others(ino, uid)?;
-        let slices = self.mounted.slice_count();
+        // A slice that is just being added is not for files yet.
+        let slices = self.mounted.fs().place_count();
         let node = match Target::parse(value)? {
             Target::Slice(slice) if slice < slices => return Ok(slice),
             Target::Slice(_) => return Err(libc::EINVAL),

@@ -155,9 +155,10 @@ impl Service {
         while !ring.has_ended() {
             let mounted = &self.filesystem.mounted;
             // At the begin, and when the volume has got further slices.
-            if mounted.slice_count() > slices {
-                let from = std::mem::replace(&mut slices, mounted.slice_count());
-                readers.extend(mounted.readers(cpu, &ring.doorbell(), from));
+            let count = mounted.slice_count();
+            if count > slices {
+                readers.extend(mounted.readers(cpu, &ring.doorbell(), slices..count));
+                slices = count;
                 own_syncs.has_devices(mounted.fs().device_count());
             }
             // Polls the devices before it answers the kernel.

@@ -57,7 +57,7 @@ impl Fast {
         let mut soon = handle.soon.lock();
         let is_posted = !soon.is_empty();
         let from_first = joined(&soon, &pages).ok_or(Refusal::Space)?;
-        let end_max = (from_first.start).saturating_add(u64::from(self.reserved_max()));
+        let end_max = (from_first.start).saturating_add(u64::from(self.reserved_max(&handle.file)));
         *soon = from_first.start..from_first.end.min(end_max);
         let count = soon.end.saturating_sub(pages.start);
         drop(soon);
@@ -87,8 +87,8 @@ impl Fast {
     }
 
     /// Returns the most pages that a writer may have reserved at once. Most of the cache stays available for written pages.
-    fn reserved_max(&self) -> u32 {
-        (self.volume.frames_per_slice() / 16).max(1)
+    fn reserved_max(&self, file: &File) -> u32 {
+        (self.volume.frames_of(file.layout().home()) / 16).max(1)
     }
 
     /// Reserves space for pages and caches zeroed ones where there are none. Returns the number of pages reserved, from the first
@@ -108,7 +108,7 @@ impl Fast {
             return Err(Refusal::Busy);
         }
         let pages = (end_max - first).min(u64::from(pages)) as u32;
-        let pages = pages.min(self.reserved_max());
+        let pages = pages.min(self.reserved_max(file));
         // Keeps the file in its slice. Taken before the slice is looked up, because a move changes it.
         let _writing = file.writing();
         let layout = file.layout();

@@ -137,9 +137,14 @@ impl Fast {
     /// `serve_slices`. The volume gets the slice afterwards.
     pub fn show_slice(self: &Arc<Self>, slice: &Slice, home: NodeId) {
         self.serve_slice(slice);
-        self.keeper.add_slice(slice);
+        self.keep_slice(slice);
         let node = self.volume.topology.thread_node(home).0;
         (self.control).append(slice.memory().geometry().frames, node);
+    }
+
+    /// Sends the keeper the segments of a slice. Does no harm if the keeper has them.
+    pub fn keep_slice(&self, slice: &Slice) {
+        self.keeper.add_slice(slice);
     }
 
     /// Sets the volume's thread policy for clients.
