@@ -109,6 +109,15 @@ impl Bed {
             .sync_small(&self.object, &(0..u64::MAX), SmallSync::default())
     }
 
+    fn sync_durably(&self) -> Result<(), Error> {
+        let how = SmallSync {
+            commits: false,
+            durably: true,
+        };
+        let result = self.slice.sync_small(&self.object, &(0..u64::MAX), how);
+        result.expect("a small sync")
+    }
+
     fn sync(&self) -> Result<(), Error> {
         wait(|done| self.slice.sync(&self.object, 0..u64::MAX, done))
     }
@@ -382,12 +391,7 @@ fn a_small_sync_of_one_run_is_durable_without_a_flush_if_the_caller_asks_for_tha
     let sync = |pages: &[u64], byte| {
         pages.iter().for_each(|page| bed.write(*page, byte));
         rx.try_iter().for_each(drop);
-        let how = SmallSync {
-            commits: false,
-            durably: true,
-        };
-        let result = bed.slice.sync_small(&bed.object, &(0..u64::MAX), how);
-        result.expect("a small sync").unwrap();
+        bed.sync_durably().unwrap();
         let operations: Vec<_> = rx.try_iter().collect();
         for page in pages {
             assert_eq!(
@@ -409,12 +413,7 @@ fn a_page_whose_flush_has_failed_is_written_and_not_durable() {
     let bed = Bed::on(SimDevice::new("sim", DEVICE_BYTES).without_fua());
     bed.write(5, 1);
     (bed.device).set_plan(FaultPlan::fail_nth(Some(Operation::Flush), 1, 5));
-    let how = SmallSync {
-        commits: false,
-        durably: true,
-    };
-    let result = bed.slice.sync_small(&bed.object, &(0..u64::MAX), how);
-    result.expect("a small sync").unwrap();
+    bed.sync_durably().unwrap();
     assert_eq!((bed.flags(5), bed.on_device(5)), ((false, false), 1));
     let pages = [&bed.linear.durable, &bed.linear.written, &bed.linear.failed];
     assert_eq!(pages.map(|pages| pages.load(Ordering::SeqCst)), [0, 1, 0]);
@@ -425,12 +424,7 @@ fn a_durable_write_that_the_device_refuses_leaves_the_page_dirty() {
     let bed = Bed::new();
     bed.write(5, 1);
     (bed.device).set_plan(FaultPlan::fail_nth(Some(Operation::DurableWrite), 1, 28));
-    let how = SmallSync {
-        commits: false,
-        durably: true,
-    };
-    let result = bed.slice.sync_small(&bed.object, &(0..u64::MAX), how);
-    assert_eq!(result.expect("a small sync").unwrap_err().errno(), 28);
+    assert_eq!(bed.sync_durably().unwrap_err().errno(), 28);
     assert_eq!(bed.linear.durable.load(Ordering::SeqCst), 0);
     // The evictor retries the page.
     bed.await_clean();

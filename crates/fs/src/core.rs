@@ -262,6 +262,16 @@ impl Core {
         devices
     }
 
+    /// Flushes devices, so that every write to them that ended before the call is durable. If a device fails its flush, ends the changes of
+    /// the shards on it.
+    pub fn flush(&self, devices: Vec<u16>) -> Result<()> {
+        self.flushes.flush(devices).map_err(|error| {
+            let error = Error::from(error);
+            self.end_changes(ShardSet::default(), &error);
+            error
+        })
+    }
+
     /// Has nothing allocated in slices that take no changes since the mount.
     pub fn close_failed_slices(&self) {
         for (shard, commits) in self.shards.map().all().iter().zip(self.shards.iter()) {

@@ -1,7 +1,7 @@
 //! Takes the slices of an added device into use, while the filesystem is mounted.
 //!
-//! The superblock names them durably before. First come the steps that may fail; no other thread can reach what they make. Then all parts
-//! get the new slices. The order makes sure that a thread that learns of a slice from one part finds the slice in all parts that it needs:
+//! `Fs::add` has written them to the superblock durably. `Fs::take` first does what may fail: no other thread can reach what it makes. Then it
+//! gives the new slices to all parts. The order makes sure that a thread that learns of a slice from one part finds the slice in all parts that it needs:
 //! docs/internals/fs.md, *Addition of a device*.
 
 use std::fmt;

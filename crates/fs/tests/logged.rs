@@ -11,7 +11,7 @@ use jericho_fs::types::{Ino, ROOT, SetAttr};
 use jericho_sim::{Effect, Fault, FaultPlan, Operation};
 use jericho_volume::OpenMode;
 
-use mount::{CALLER, Mount, PAGE, pattern, write_back};
+use mount::{CALLER, Mount, PAGE, evict, pattern, write_back};
 
 /// Returns where the pages of a file are.
 fn places(file: &Arc<File>) -> Vec<PagePlace> {
@@ -50,16 +50,6 @@ fn with_logged_pages(mount: &Mount, name: &str) -> Arc<File> {
     mount.fsync(&file);
     assert_eq!(logged(&file), 3);
     file
-}
-
-/// Drops a file's clean pages from the cache, so that the next read fetches them.
-fn evict(mount: &Mount, file: &Arc<File>) {
-    let slice = &mount.slices[usize::from(file.layout().home())];
-    let (sender, receiver) = channel();
-    assert_eq!(slice.first_dirty(file.object_id(), 0), None);
-    let done = move |result| sender.send(result).unwrap();
-    slice.invalidate(file.object_id(), 0..u64::MAX, Box::new(done));
-    receiver.recv().unwrap().unwrap();
 }
 
 /// Syncs a file by the slice's evictor, which writes pages into their blocks.

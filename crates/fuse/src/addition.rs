@@ -105,9 +105,7 @@ impl Add {
             },
         }
     }
-}
 
-impl Add {
     /// Describes an addition to a mounted volume, or why it failed.
     fn of_mounted(result: Result<Addition, AddError>) -> Add {
         let (added, unused) = match result {

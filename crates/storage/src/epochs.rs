@@ -33,8 +33,7 @@ impl FlushEpochs {
 
     /// Returns whether a recorded write may not be durable.
     pub fn needs_flush(&self) -> bool {
-        let epochs = self.lock();
-        epochs.written > epochs.flushed
+        self.unflushed().is_some()
     }
 
     /// Returns the epoch of the newest recorded write, if it may not be durable.

@@ -183,14 +183,9 @@ fn append_linked(batches: &mut [Linked<'_>]) -> Result<()> {
         .try_for_each(|linked| linked.append(all))
 }
 
-/// Flushes the devices of these shards, so that every write to their slices that ended before the call is durable. If a device fails its
-/// flush, ends the changes of the shards on it.
+/// Makes every write to the slices of these shards durable that ended before the call. See `Core::flush`.
 pub(super) fn flush(core: &Core, data: ShardSet) -> Result<()> {
-    core.flushes.flush(core.devices_of(data)).map_err(|error| {
-        let error = Error::from(error);
-        core.end_changes(ShardSet::default(), &error);
-        error
-    })
+    core.flush(core.devices_of(data))
 }
 
 /// Drops from memory what a shard's store has since its batch is durable, and releases the blocks that the batch freed.

@@ -1,5 +1,6 @@
 //! The side of a file that is different on volumes with checksums: where dirty pages go, and what a read compares.
 
+use std::fmt;
 use std::ops::Range;
 
 use jericho_cache::Error as CacheError;
@@ -104,16 +105,9 @@ impl File {
 
     /// Logs why the checksum of a page cannot be used. Returns the error for those that read the page.
     fn report_unverifiable(&self, page: u64, why: &str) -> CacheError {
-        let message = format!(
-            "inode {}, offset {}: the data cannot be compared with its checksum: {why}; write the whole page again, and run jericho check",
-            self.ino(),
-            page * PAGE_BYTES,
-        );
-        tracing::error!("{message}");
-        CacheError::Object {
-            errno: EIO.errno(),
-            message: message.into(),
-        }
+        self.report(page, format_args!(
+            "the data cannot be compared with its checksum: {why}; write the whole page again, and run jericho check"
+        ))
     }
 
     /// Logs that a page does not have its checksum. Returns the error for those that read the page.
@@ -124,11 +118,14 @@ impl File {
             run.and_then(|run| run.state.advance(page - run.page).readable())
         };
         let place = at.map_or_else(String::new, |at| place_name(self.host.volume(), at));
-        let message = format!(
-            "inode {}, offset {}: the data on the device is damaged: checksum {found:#010x} instead of {expected:#010x}{place}",
-            self.ino(),
-            page * PAGE_BYTES,
-        );
+        self.report(page, format_args!(
+            "the data on the device is damaged: checksum {found:#010x} instead of {expected:#010x}{place}"
+        ))
+    }
+
+    /// Logs what is wrong with a page. Returns the error for those that read it.
+    fn report(&self, page: u64, what: fmt::Arguments<'_>) -> CacheError {
+        let message = format!("inode {}, offset {}: {what}", self.ino(), page * PAGE_BYTES);
         tracing::error!("{message}");
         CacheError::Object {
             errno: EIO.errno(),

@@ -2,7 +2,8 @@
 //!
 //! A caller that may block writes a few dirty pages itself (`Slice::sync_small`), durably if one write suffices. If the file has other data
 //! that may not be durable (`unflushed`), the caller flushes the devices. If the file has metadata that is not durable, the caller commits
-//! (`commit/leader.rs`). No other thread takes part. If the caller commits, the pages go into the batch and not into their blocks (`logged`), so the sync is one durable write.
+//! (`commit/leader.rs`). No other thread takes part. If the caller commits, the pages go into the batch and not into their blocks
+//! (`logged`), so the sync is one durable write.
 //!
 //! Otherwise the cache writes the data back and reports the completion in a thread of the slice, which must not wait. That thread
 //! passes the request to the committer. The committer flushes the devices and, if the file has metadata that is not durable,
@@ -14,12 +15,12 @@ use std::sync::{Arc, Weak};
 
 use jericho_cache::SmallSync;
 use jericho_format::PAGE_BYTES;
-use jericho_metadata::shard::{ShardId, ShardSet};
+use jericho_metadata::shard::ShardId;
 
 use crate::commit::{Waiter, leader};
 use crate::core::{Core, PAGES};
 use crate::data::file::CacheResult;
-use crate::error::{self, Error, Result};
+use crate::error::{self, Result};
 use crate::fs::Fs;
 use crate::inode::File;
 use crate::inode::Inode;
@@ -234,13 +235,8 @@ fn commit_for(core: &Core, shard: ShardId, waiter: Waiter, caller: Caller) {
 /// Flushes the devices that have data of a file that may not be durable. Threads that flush a device at the same time share a flush.
 fn flush(core: &Core, file: &File) -> Result<()> {
     let _fails = FailsOnPanic(core);
-    let flushed = core.flushes.flush(file.unflushed.devices(&core.flushes));
-    let flushed = flushed.map_err(Error::from);
-    if let Err(error) = &flushed {
-        core.end_changes(ShardSet::default(), error);
-    }
-    let shards = core.shards_of(file);
-    let mut shards = core.shards.of_set(shards);
+    let flushed = core.flush(file.unflushed.devices(&core.flushes));
+    let mut shards = core.shards.of_set(core.shards_of(file));
     let failure = shards.try_for_each(|shard| shard.commits.failure());
     failure.and(flushed)
 }
