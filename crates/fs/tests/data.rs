@@ -941,27 +941,6 @@ fn an_overwrite_is_synced_by_one_durable_write_whatever_other_files_have_not_flu
 }
 
 #[test]
-fn the_sync_of_a_file_that_left_memory_makes_its_earlier_write_back_durable() {
-    let mut mount = Mount::new(64 << 20);
-    let file = mount.durable("f", 2 * PAGE as usize);
-    for seed in 1..3 {
-        mount.write(&file, 0, &pattern(seed, 100));
-        mount.begin_fdatasync(&file).recv().unwrap().unwrap();
-    }
-    mount.write(&file, 0, &pattern(3, 100));
-    write_back(&mount, &file);
-    let expected = mount.read(&file);
-    let ino = file.ino();
-    drop(file);
-    mount.fs().forget(ino, 1);
-    let file = mount.open("f");
-    mount.begin_fdatasync(&file).recv().unwrap().unwrap();
-    drop(file);
-    mount.power_cut(7);
-    assert!(mount.read(&mount.open("f")) == expected);
-}
-
-#[test]
 fn a_clean_file_waits_for_a_flush_that_began_after_its_write_back() {
     let mount = Mount::new(64 << 20);
     let files = [
