@@ -5,6 +5,7 @@
 mod description;
 mod fds;
 mod offset;
+mod past;
 mod read_ahead;
 mod word;
 
@@ -17,5 +18,8 @@ pub use fds::{
     forget, forget_range, has_closed, note_ours, opened, set_kernel, state, unopened,
 };
 pub use offset::{OFFSET_MAX, Offset, Position, SEEK_CUR, SEEK_END, SEEK_SET};
+#[cfg(test)]
+pub use past::forget_past;
+pub use past::proved;
 pub use read_ahead::ReadAhead;
-pub use word::{is_in_use, is_ours, is_same_unknown, is_wished, units};
+pub use word::{is_in_use, is_ours, is_promising, is_same_unknown, is_wished, units};

@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use jericho_sys::files;
 
 use super::description::{Facts, FileIdentity, OpenFd};
+use super::past;
 use super::word::{
-    CLOSING, DESCRIBED, IN_USE_MAX, IN_USE_SHIFT, KERNEL, KIND_SHIFT, OPENED, OURS, UNKNOWN,
-    WISHED, has_description, is_in_use, is_same_unknown, with_units,
+    CLOSING, DESCRIBED, IN_USE_MAX, IN_USE_SHIFT, KERNEL, KIND_SHIFT, OPENED, OURS, PROMISING,
+    UNKNOWN, WISHED, has_description, is_in_use, is_same_unknown, with_units,
 };
 
 /// Fds below this number have a word; larger ones take the kernel path.
-const FDS: usize = 65_536;
+pub(super) const FDS: usize = 65_536;
 
 static FD_WORDS: [AtomicU64; FDS] = [const { AtomicU64::new(0) }; FDS];
 /// Changes whenever an fd is forgotten, so that facts found out before are not stored afterwards.
@@ -80,7 +81,11 @@ fn being_closed(fd: i32, word: u64) -> FdState {
 pub fn note_ours(fd: i32, seen: u64) {
     if let Some(word) = word_of(fd) {
         FDS_END.fetch_max(fd as u32 + 1, Ordering::Relaxed);
-        let _ = word.compare_exchange(seen, seen | OURS, Ordering::AcqRel, Ordering::Relaxed);
+        let noted = word.compare_exchange(seen, seen | OURS, Ordering::AcqRel, Ordering::Relaxed);
+        if noted.is_ok() && past::begins(fd) {
+            let promise = |word: u64| is_same_unknown(word, seen).then_some(word | PROMISING);
+            let _ = word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, promise);
+        }
     }
 }
 

@@ -22,6 +22,8 @@ pub const IN_USE_SHIFT: u32 = 46;
 pub const IN_USE_MAX: u64 = (1 << 12) - 1;
 /// In the word of an unknown fd: a wish was left for it (see `wish`).
 pub const WISHED: u64 = 1 << 58;
+/// In the word of an unknown fd: its file is likely to be worth a slot (see `past`).
+pub const PROMISING: u64 = 1 << 59;
 /// In the word of an fd that takes the kernel path: the fd is being closed, and its description has other fds. The word names the
 /// description as with `DESCRIBED`.
 pub const CLOSING: u64 = 1 << 61;
@@ -34,6 +36,11 @@ pub fn is_ours(word: u64) -> bool {
 /// Returns whether a wish was left for an unknown fd.
 pub fn is_wished(word: u64) -> bool {
     word & WISHED != 0
+}
+
+/// Returns whether the file of an unknown fd is likely to be worth a slot.
+pub fn is_promising(word: u64) -> bool {
+    word & PROMISING != 0
 }
 
 /// Returns whether two words of an unknown fd belong to the same open file.

@@ -4,6 +4,8 @@
 //! The call that makes the fd worth a slot goes through the kernel, too, and asks for the slot at the same time (`wish`). If the
 //! wish brings no answer, the next call makes a request of its own.
 //!
+//! The first call does so already if the fd's number has had two files in turn that were worth a slot (`descriptors::past`).
+//!
 //! Ordinary calls move the kernel's offset. When the fd gets a description, the library takes the offset over from the kernel. A
 //! call in progress at that moment would still move the kernel's offset afterwards. So the fd's word counts the calls in
 //! progress. A description replaces a word only if the word shows no call in progress and has not changed since the library read
@@ -149,9 +151,13 @@ fn begin_unknown(fd: i32, access: CallKind, moves: bool) -> CallPath {
         let seen = descriptors::units(word);
         let counted = moves && opened;
         let mut wish = None;
-        if is_worth(seen.saturating_add(units)) && !descriptors::is_in_use(word) {
+        let is_promising = descriptors::is_promising(word);
+        if is_worth(seen.saturating_add(units), is_promising) && !descriptors::is_in_use(word) {
+            if seen > 0 && !is_promising {
+                descriptors::proved(fd);
+            }
             // Many files are written once, so the first write reserves nothing.
-            let goes_on = seen > 0 && matches!(access, CallKind::Write(_));
+            let goes_on = (seen > 0 || is_promising) && matches!(access, CallKind::Write(_));
             // The offset of an fd that this process has not opened stays in the kernel. Calls that move it never go inline, so
             // they leave no wish.
             let may_wish = (counted || !moves) && !descriptors::is_wished(word);
@@ -186,12 +192,12 @@ fn begin_unknown(fd: i32, access: CallKind, moves: bool) -> CallPath {
     }
 }
 
-fn is_worth(units: u32) -> bool {
+fn is_worth(units: u32, is_promising: bool) -> bool {
     #[cfg(test)]
     if !tests::ARE_COUNTED.get() {
         return true;
     }
-    units > UNITS_OF_FD
+    (is_promising || units > UNITS_OF_FD)
         && (session::all().next().is_some()
             || UNITS.load(Ordering::Relaxed).saturating_add(units) > UNITS_OF_PROCESS)
 }

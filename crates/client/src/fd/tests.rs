@@ -185,6 +185,8 @@ impl Opened {
         daemon.control.slot(0).unwrap().set(object, 0, 0);
         daemon.set_size(size);
         daemon.fill(object, 0..pages, b'm');
+        // Another test may have had the same fd.
+        descriptors::forget_past(file.as_raw_fd());
         opened(file.as_raw_fd());
         Opened {
             file,

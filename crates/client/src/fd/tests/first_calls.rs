@@ -37,6 +37,51 @@ fn a_file_of_few_calls_costs_the_daemon_nothing_and_one_of_many_becomes_fast() {
     assert_eq!(f.kernel_offset(), 40, "the kernel's offset stays");
 }
 
+/// Reads from a file that `f`'s fd refers to from now on, until a byte comes from memory. Returns the number of reads.
+fn reads_until_fast(f: &Opened) -> usize {
+    opened(f.fd());
+    files::lseek(f.fd(), 0, SEEK_SET).unwrap();
+    (1..10)
+        .find(|_| f.read(10) == Some(Ok(vec![b'm'; 10])))
+        .expect("the fd becomes fast")
+}
+
+#[test]
+fn an_fd_whose_last_two_files_became_fast_needs_no_further_calls_for_a_while() {
+    let _apart = APART.read();
+    let _counting = Counting::new();
+    let f = Opened::new(2, 8192);
+    for round in 0..3 {
+        assert_eq!(
+            [reads_until_fast(&f), reads_until_fast(&f)],
+            [5, 5],
+            "{round}"
+        );
+        for _ in 0..16 {
+            assert_eq!(reads_until_fast(&f), 1);
+        }
+        // This file has to prove it again, and so does the one after it, because it does not.
+        opened(f.fd());
+        for _ in 0..4 {
+            assert_eq!(f.read(10), Some(Ok(vec![b'k'; 10])));
+        }
+    }
+    // Files of few calls between the others.
+    for _ in 0..4 {
+        assert_eq!(reads_until_fast(&f), 5);
+        opened(f.fd());
+        assert_eq!(f.read(10), Some(Ok(vec![b'k'; 10])));
+    }
+    // One file in 17 proves it anew.
+    for _ in 0..2 {
+        assert_eq!(reads_until_fast(&f), 5);
+    }
+    for n in 1..=50 {
+        let expected = if n % 17 == 0 { 5 } else { 1 };
+        assert_eq!(reads_until_fast(&f), expected, "file {n}");
+    }
+}
+
 #[test]
 fn long_calls_are_worth_more_and_calls_with_offsets_count_too() {
     let _apart = APART.read();
