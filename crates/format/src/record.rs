@@ -4,10 +4,9 @@
 use zerocopy::byteorder::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Version of all records below, in each inode and in the superblock. A reader refuses others.
-pub const RECORD_VERSION: u8 = 3;
-/// Version of the records in the superblock of a volume with checksums: those of `RECORD_VERSION`, table `sums`, and `EXTENT_CHECKSUMS`.
-pub const RECORD_VERSION_CHECKSUMS: u32 = 4;
+/// Version of all records below, in each inode and in the superblock. A reader refuses others. What a volume has in addition is in the
+/// feature bits of its superblock.
+pub const RECORD_VERSION: u8 = 5;
 /// Bits of an inode number for the counter. The slice is above them.
 pub const INO_COUNTER_BITS: u32 = 40;
 /// Bits of an inode number for the slice.
@@ -97,9 +96,9 @@ pub struct InodeValue {
     pub reserved0: u8,
     /// Blocks of the file's extents.
     pub blocks: U64,
-    /// Zero. A reader refuses bits that it does not know.
+    /// Zero. This field and all that follow have no use yet. A reader refuses an inode in which one of them is not zero.
     pub flags: U32,
-    /// Zero: the file's data is in its home slice, except for data that is being moved. A reader refuses other values.
+    /// Zero: the file's data is in its home slice, except for data that is being moved.
     pub layout: u8,
     /// Zero. Room for striping: logarithm of the pages of a stripe.
     pub stripe_log2: u8,
@@ -109,10 +108,14 @@ pub struct InodeValue {
     pub column_filter: U64,
     /// Zero. Room for snapshots.
     pub born: U64,
+    /// Zero. Room for quotas: the project.
+    pub project: U32,
     /// Zero.
-    pub reserved: [u8; 32],
+    pub reserved: [u8; 28],
 }
 const _: () = assert!(size_of::<InodeValue>() == 160);
+/// Offset of the fields of `InodeValue` that have no use yet. They reach to its end.
+pub const INODE_UNUSED_AT: usize = std::mem::offset_of!(InodeValue, flags);
 
 /// Value of table `extents`. The key is the inode (8 bytes, big-endian) and the first page (8 bytes, big-endian).
 #[derive(

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use crate::PAGE_BYTES;
 use crate::label::VERSION;
-use crate::record::{INO_SLICE_BITS, RECORD_VERSION, RECORD_VERSION_CHECKSUMS};
+use crate::record::{INO_SLICE_BITS, RECORD_VERSION};
 
 /// First bytes of a superblock copy.
 pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"JERISUPR";
@@ -39,9 +39,10 @@ pub const NO_NODE: u32 = u32::MAX;
 pub const FLAG_DIRTY: u32 = 1;
 /// Bit of `SuperblockHead::flags`: the files that serve as devices have all their space allocated, and keep it.
 pub const FLAG_PREALLOCATED: u32 = 2;
-/// Bit of `SuperblockHead::flags`: the data of files has checksums. `records` is `RECORD_VERSION_CHECKSUMS` then, so that versions that do
-/// not know checksums refuse the volume.
-pub const FLAG_CHECKSUMS: u32 = 4;
+/// Bit of `SuperblockHead::incompatible`: the data of files has checksums, in table `sums`, and extents have `record::EXTENT_CHECKSUMS`.
+pub const INCOMPATIBLE_CHECKSUMS: u32 = 1;
+/// The bits of `SuperblockHead::incompatible` that this version knows.
+const INCOMPATIBLE_KNOWN: u32 = INCOMPATIBLE_CHECKSUMS;
 
 /// Offset of the device table in a copy.
 pub const DEVICES_AT: usize = 4096;
@@ -78,7 +79,7 @@ pub struct SuperblockHead {
     pub volume_uuid: [u8; 16],
     /// Key of the hash of file names.
     pub hash_seed: [u8; 16],
-    /// `FLAG_DIRTY`, `FLAG_PREALLOCATED`, `FLAG_CHECKSUMS`.
+    /// `FLAG_DIRTY`, `FLAG_PREALLOCATED`. A reader refuses other bits.
     pub flags: U32,
     /// Blocks of a container.
     pub container_blocks: U32,
@@ -102,10 +103,17 @@ pub struct SuperblockHead {
     pub owner: OwnerRecord,
     /// Zero.
     pub reserved2: [u8; 16],
-    /// `RECORD_VERSION`, or `RECORD_VERSION_CHECKSUMS` with `FLAG_CHECKSUMS`.
+    /// `RECORD_VERSION`.
     pub records: U32,
+    /// Features without which the volume cannot be read: `INCOMPATIBLE_CHECKSUMS`. A reader refuses other bits.
+    pub incompatible: U32,
+    /// Features without which the volume cannot be changed: none yet. A version that does not know a bit opens the volume only
+    /// for reading.
+    pub read_only: U32,
+    /// Features that a version may ignore: none yet. It keeps the bits.
+    pub compatible: U32,
     /// Zero.
-    pub reserved: [u8; 3868],
+    pub reserved: [u8; 3856],
 }
 const _: () = assert!(size_of::<SuperblockHead>() == 4096);
 
@@ -249,6 +257,11 @@ pub enum SuperblockError {
          files with the version of jericho that formatted the volume, and format it again"
     )]
     Records(u32),
+    /// The volume has features without which it cannot be read, and this version does not know these bits of them.
+    #[error(
+        "it has features ({0:#x}) that this version of jericho does not know; use a newer jericho"
+    )]
+    Features(u32),
     /// The checksum is right, but a field contradicts another one. Holds a description.
     #[error("{0}")]
     Inconsistent(String),
@@ -257,20 +270,17 @@ pub enum SuperblockError {
 impl SuperblockHead {
     /// Returns whether the data of files has checksums.
     pub fn has_checksums(&self) -> bool {
-        self.flags.get() & FLAG_CHECKSUMS != 0
+        self.incompatible.get() & INCOMPATIBLE_CHECKSUMS != 0
     }
 
-    fn expected_records(&self) -> u32 {
-        match self.has_checksums() {
-            true => RECORD_VERSION_CHECKSUMS,
-            false => u32::from(RECORD_VERSION),
-        }
+    /// Returns the features without which the volume cannot be changed and which this version does not know.
+    pub fn unknown_read_only(&self) -> u32 {
+        self.read_only.get()
     }
 
     /// Gives the data of files checksums, when the volume is formatted.
     pub fn set_checksums(&mut self) {
-        self.flags |= FLAG_CHECKSUMS;
-        self.records = U32::new(self.expected_records());
+        self.incompatible |= INCOMPATIBLE_CHECKSUMS;
     }
 }
 
@@ -333,8 +343,12 @@ impl Superblock {
             return Err(SuperblockError::Older(head.version.get()));
         }
         // Volumes from before this field have zero, and version 1.
-        if head.records.get() != head.expected_records() {
+        if head.records.get() != u32::from(RECORD_VERSION) {
             return Err(SuperblockError::Records(head.records.get().max(1)));
+        }
+        let unknown = head.incompatible.get() & !INCOMPATIBLE_KNOWN;
+        if unknown != 0 {
+            return Err(SuperblockError::Features(unknown));
         }
         let superblock = Superblock {
             devices: get(
@@ -428,6 +442,10 @@ impl Superblock {
         }
         if chunk_blocks == 0 || chunk_blocks > CHUNK_BLOCKS_MAX {
             return wrong(format!("a chunk of {chunk_blocks} blocks"));
+        }
+        let flags = self.head.flags.get();
+        if flags & !(FLAG_DIRTY | FLAG_PREALLOCATED) != 0 {
+            return wrong(format!("flags of {flags:#x}"));
         }
         let sequence = self.head.sequence.get();
         if sequence > SEQUENCE_MAX {
@@ -648,19 +666,29 @@ mod tests {
     #[test]
     fn records_of_another_version_are_refused_by_name() {
         let mut superblock = sample();
-        // A volume with checksums has records of version 4, and such records without the flag make no sense.
-        superblock.head.set_checksums();
-        assert_eq!(superblock.head.records.get(), 4);
-        Superblock::decode(&superblock.encode()).unwrap();
-        superblock.head.flags &= !FLAG_CHECKSUMS;
-        for (records, shown) in [(0, 1), (1, 1), (2, 2), (4, 4), (5, 5)] {
+        for (records, shown) in [(0, 1), (1, 1), (4, 4), (6, 6)] {
             superblock.head.records = U32::new(records);
             let error = Superblock::decode(&superblock.encode()).unwrap_err();
             assert_eq!(error, SuperblockError::Records(shown));
             let text = error.to_string();
             assert!(text.contains(&format!("have version {shown}")), "{text}");
-            assert!(text.contains("reads only version 3"), "{text}");
+            assert!(text.contains("reads only version 5"), "{text}");
         }
+    }
+
+    #[test]
+    fn features_without_which_a_volume_cannot_be_read_are_refused_and_others_are_kept() {
+        let mut superblock = sample();
+        superblock.head.set_checksums();
+        superblock.head.read_only = U32::new(6);
+        superblock.head.compatible = U32::new(8);
+        let decoded = Superblock::decode(&superblock.encode()).unwrap();
+        assert!(decoded.head.has_checksums());
+        assert_eq!(decoded.head.unknown_read_only(), 6);
+        assert_eq!(decoded.head.compatible.get(), 8);
+        superblock.head.incompatible |= 16;
+        let error = Superblock::decode(&superblock.encode()).unwrap_err();
+        assert_eq!(error, SuperblockError::Features(16));
     }
 
     #[test]
@@ -711,6 +739,7 @@ mod tests {
         is_refused("chunk of 4294967295", |s| {
             s.head.chunk_blocks = U32::new(u32::MAX)
         });
+        is_refused("flags of 0x4", |s| s.head.flags = U32::new(4));
         is_refused("sequence of 18446744073709551615", |s| {
             s.head.sequence = U64::new(u64::MAX)
         });

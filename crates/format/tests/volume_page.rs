@@ -24,7 +24,7 @@ fn the_page_has_every_field_at_its_offset() {
         documented(PAGE, "SuperblockHead"),
         fields!(SuperblockHead: magic version crc sequence volume_uuid hash_seed flags
             container_blocks chunk_blocks devices slices regions reserved0 chunks reserved1
-            created_s owner reserved2 records reserved)
+            created_s owner reserved2 records incompatible read_only compatible reserved)
     );
     assert_eq!(
         documented(PAGE, "OwnerRecord"),
@@ -51,7 +51,8 @@ fn the_page_has_every_field_at_its_offset() {
         documented(PAGE, "InodeValue"),
         fields!(InodeValue: version kind perm nlink uid gid rdev generation size atime_s mtime_s
             ctime_s btime_s atime_ns mtime_ns ctime_ns btime_ns parent slice placement target_bytes
-            threads reserved0 blocks flags layout stripe_log2 columns column_filter born reserved)
+            threads reserved0 blocks flags layout stripe_log2 columns column_filter born project
+            reserved)
     );
     assert_eq!(
         documented(PAGE, "EntryValue"),

@@ -75,7 +75,18 @@ pub enum VolumeError {
         /// The version that this program reads.
         known: u32,
     },
-    /// The records of the metadata have another version.
+    /// The volume has features that this version does not know, and may be read but not changed without them.
+    #[error(
+        "{device} has features ({unknown:#x}) that this version of jericho does not know and without which it cannot change the volume; \
+         use a newer jericho, or only read the volume: jericho mount --read-only"
+    )]
+    ReadOnlyFeatures {
+        /// Device.
+        device: Arc<str>,
+        /// Bits of the features.
+        unknown: u32,
+    },
+    /// The records of the metadata have another version, or the volume has features that this version does not know.
     #[error("{device}: {what}")]
     Records {
         /// Device.

@@ -30,6 +30,7 @@ impl Volume {
     ) -> Result<Volume, VolumeError> {
         let first = open_path(path, mode)?;
         let superblocks = read_head(&first)?;
+        check_features(&first, &superblocks, mode)?;
         let mut devices = vec![first];
         while let Some(entry) = superblocks.with(|s| s.devices.get(devices.len()).cloned()) {
             let index = devices.len();
@@ -78,6 +79,7 @@ impl Volume {
     ) -> Result<Volume, VolumeError> {
         let first = devices.first().ok_or(VolumeError::NoDevices)?;
         let superblocks = read_head(first)?;
+        check_features(first, &superblocks, mode)?;
         let superblocks = join(&superblocks, &devices)?;
         check_devices(&devices, &superblocks)?;
         Ok(Volume::assemble(devices, superblocks, mode.read_only))
@@ -112,8 +114,14 @@ fn read_head(device: &Arc<dyn Device>) -> Result<Superblocks, VolumeError> {
             found,
             known: VERSION,
         },
-        ReadError::Unusable(what @ SuperblockError::Records(_), _)
-        | ReadError::Unusable(_, what @ SuperblockError::Records(_)) => VolumeError::Records {
+        ReadError::Unusable(
+            what @ (SuperblockError::Records(_) | SuperblockError::Features(_)),
+            _,
+        )
+        | ReadError::Unusable(
+            _,
+            what @ (SuperblockError::Records(_) | SuperblockError::Features(_)),
+        ) => VolumeError::Records {
             device: device.name(),
             what,
         },
@@ -122,6 +130,21 @@ fn read_head(device: &Arc<dyn Device>) -> Result<Superblocks, VolumeError> {
             what: error.to_string(),
         },
     })
+}
+
+/// Refuses to change a volume with features that this version does not know.
+fn check_features(
+    device: &Arc<dyn Device>,
+    superblocks: &Superblocks,
+    mode: OpenMode,
+) -> Result<(), VolumeError> {
+    match superblocks.with(|s| s.head.unknown_read_only()) {
+        unknown if unknown != 0 && !mode.read_only => Err(VolumeError::ReadOnlyFeatures {
+            device: device.name(),
+            unknown,
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Returns the superblock of the volume, from that of the first device and the copies of the others.

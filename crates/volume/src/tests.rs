@@ -373,11 +373,53 @@ fn a_volume_with_records_of_another_version_is_refused_with_both_versions() {
     }
     drop(volume);
     let shown = format!(
-        "{}: its metadata records have version 1, and this version of jericho reads only version 3; to go on, copy",
+        "{}: its metadata records have version 1, and this version of jericho reads only version 5; to go on, copy",
         files[0].display()
     );
     refusal(Volume::open(&files[0], WRITE), &shown);
     refusal(Volume::open(&files[0], OpenMode::READ), &shown);
+}
+
+#[test]
+fn a_volume_with_unknown_features_is_refused_or_only_read_and_not_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = paths(&dir, &["volume"]);
+    make(&files, &of_size(32)).unwrap();
+    let set = |incompatible, read_only, compatible| {
+        let volume = Volume::open(&files[0], WRITE).unwrap();
+        for _ in 0..2 {
+            let change = volume.superblocks().update(&[], |s| {
+                s.head.incompatible.set(incompatible);
+                s.head.read_only.set(read_only);
+                s.head.compatible.set(compatible);
+            });
+            change.unwrap();
+        }
+    };
+    // A writer keeps the features that it may ignore.
+    set(0, 0, 3);
+    let volume = Volume::open(&files[0], WRITE).unwrap();
+    volume.superblocks().update(&[], |_| ()).unwrap();
+    assert_eq!(volume.superblocks().with(|s| s.head.compatible.get()), 3);
+    drop(volume);
+    set(0, 4, 0);
+    let before = bytes(&files.iter().collect::<Vec<_>>());
+    Volume::open(&files[0], OpenMode::READ).unwrap();
+    refusal(Volume::open(&files[0], WRITE), "features (0x4)");
+    refusal(Volume::open(&files[0], WRITE), "jericho mount --read-only");
+    assert!(bytes(&files.iter().collect::<Vec<_>>()) == before);
+    make(
+        &files,
+        &FormatOptions {
+            force: true,
+            ..of_size(32)
+        },
+    )
+    .unwrap();
+    set(8, 0, 0);
+    for mode in [WRITE, OpenMode::READ] {
+        refusal(Volume::open(&files[0], mode), "features (0x8)");
+    }
 }
 
 #[test]

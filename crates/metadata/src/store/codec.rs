@@ -108,11 +108,12 @@ pub fn inode_from_bytes(ino: Ino, bytes: &[u8]) -> Read<InodeRecord> {
     let Some(kind) = kind_from_byte(value.kind) else {
         return damaged(format!("inode {ino} has the unknown type {}", value.kind));
     };
-    if value.flags.get() != 0 || value.layout != 0 {
+    let unused = &value.as_bytes()[record::INODE_UNUSED_AT..];
+    if let Some(at) = unused.iter().position(|byte| *byte != 0) {
         return damaged(format!(
-            "inode {ino} has flags {:#x} and layout {}, which this version does not know",
-            value.flags.get(),
-            value.layout
+            "byte {} of the record of inode {ino} is {:#x}, and this version knows no use of it",
+            record::INODE_UNUSED_AT + at,
+            unused[at]
         ));
     }
     if target.len() != usize::from(value.target_bytes.get()) {
