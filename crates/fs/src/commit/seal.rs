@@ -365,6 +365,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
         let mut map = file.map.write();
         if !map.has_changes() && size == meta.committed_size && meta.stored {
             // The batch describes no data.
+            map.nothing_left();
             self.hold_images(inode.ino, false);
             return (size, None);
         }
@@ -380,6 +381,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
             return as_it_was(strays, lost);
         }
         if !map.has_changes() {
+            map.nothing_left();
             self.hold_images(inode.ino, false);
             return (size, None);
         }

@@ -134,12 +134,19 @@ impl Map {
         self.took(steps.is_all, seq);
     }
 
-    fn took(&mut self, is_all: bool, batch: u64) {
+    /// Notes that the present batch has the file's size and all of its extents. Call it also if the batch took no changes: otherwise
+    /// `cut_at` of a truncation over a hole would shorten the size in later batches.
+    pub fn nothing_left(&mut self) {
         self.is_replacement = false;
-        match is_all {
-            true => (self.cut_at, self.left_since) = (None, None),
-            false => self.left_since = self.left_since.or(Some(batch)),
+        (self.cut_at, self.left_since) = (None, None);
+    }
+
+    fn took(&mut self, is_all: bool, batch: u64) {
+        if is_all {
+            return self.nothing_left();
         }
+        self.is_replacement = false;
+        self.left_since = self.left_since.or(Some(batch));
     }
 
     /// Has no batch get a size that covers bytes from this one on, until a batch has taken all changes. Call it before pages beyond

@@ -162,9 +162,9 @@ impl Run {
     }
 }
 
-/// Sequences that are rare in a random choice. Each has found a fault. Most of these faults were made on purpose, five of
-/// them were not, and the fault that the last sequence found was in the judge.
-const RARE: [&str; 24] = [
+/// Sequences that are rare in a random choice. Each has found a fault. Most of these faults were made on purpose, six of
+/// them were not, and the fault that the last but one sequence found was in the judge.
+const RARE: [&str; 25] = [
     "fresh-1,write-200k:a,write-back:a,commit:a",
     "fresh-1,write-1:a,rename-over:a,fdatasync:b",
     "fresh-1,write-4k:a,sync-write:a,write-4k:a",
@@ -189,6 +189,7 @@ const RARE: [&str; 24] = [
     "full-2-summed-short,write-200k:a,write-back:a,fdatasync:a",
     "fresh-2-short,truncate-up:a,append:a,append:a,move:a",
     "fresh-1,append:a,truncate-to-part:a,truncate-up:a,write-1:b,fsync-by-slice:b",
+    "fresh-1-short,truncate-up:a,truncate-to-part:a,truncate-up:a,fsync:a,write-200k:a",
 ];
 
 /// Tries all power cuts of a sequence with two seeds each, and uses the volume after each.
