@@ -118,8 +118,8 @@ impl Threads {
 }
 
 impl Fs {
-    /// Takes the slices of a device that was added into use. `make_caches` makes their caches, in order; none if the filesystem has no
-    /// caches. `show` is called when no step can fail any more, and before any file is in the slices.
+    /// Takes the slices of an added device into use. `make_caches` makes their caches, in order, or none if the filesystem has no caches.
+    /// Calls `show` when no later step can fail, and before any file is in the slices.
     ///
     /// On an error the mount goes on without the slices.
     pub fn take(
