@@ -286,7 +286,7 @@ impl Commits {
         if std::thread::panicking() && self.failure().is_ok() {
             let error = Error::HalfDone;
             tracing::error!(
-                "{error}; no more changes are accepted until the volume is mounted again"
+                "{error}; a slice accepts no more changes until the volume is mounted again (jericho stat shows which)"
             );
             self.fail(error);
         }

@@ -46,7 +46,10 @@ pub type CacheError = Box<dyn std::error::Error + Send + Sync>;
 impl fmt::Display for TakeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            TakeError::Earlier => write!(f, "an earlier device waits for the next mount"),
+            TakeError::Earlier => write!(
+                f,
+                "a device that was added before it waits for the next mount, too"
+            ),
             TakeError::Closing => write!(f, "the volume is being unmounted"),
             TakeError::Caches(error) => write!(f, "{error}"),
             TakeError::Store(error) => {
