@@ -46,7 +46,8 @@ pub fn in_turn(what: &str, rounds: u32, sides: &mut [Side]) -> Result<Vec<Vec<f6
     Ok(values)
 }
 
-/// A simpler program that does less of the same work. No implementation of Jericho can be faster.
+/// What a simpler program reaches that does less of the same work: a reference. Jericho can be faster if it avoids a cost that the program
+/// has, for example that of `/dev/fuse`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ceiling {
     /// Its name.

@@ -103,9 +103,11 @@ pub fn readme(report: &Report) -> Result<String> {
         .count();
     let _ = write!(
         text,
-        "\nRatio: Jericho's throughput to that of the baseline, median (quartiles). Ceiling: a simpler program that does less of the same work.\n\
+        "\nRatio: Jericho's throughput to that of the baseline, median (quartiles). Ceiling: what a simpler program reaches \
+         that does less of the same work. Jericho can be faster, for example over the FUSE ring: the ceiling of its hits uses `/dev/fuse`. Reads that \
+         miss have two ceilings: a FUSE filesystem that answers from memory; one that only reads the device.\n\
          A cached 4 KiB read or write of a program under `jericho run` is at least {times:.0} times as fast as through any FUSE mount measured here; \
-         some targets are not met ({missed} of {targets}).\n\nConditions: {}. [All results](docs/performance/results.md), \
+         {missed} of {targets} targets are not met.\n\nConditions: {}. [All results](docs/performance/results.md), \
          [the method](docs/performance/method.md).\n",
         report.conditions.join("; ")
     );

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
+use jericho_topology::Topology;
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
@@ -47,16 +48,28 @@ fn from_proc(file: &str, key: &str) -> String {
     line.map_or("?".into(), |(_, value)| value.trim().to_owned())
 }
 
+/// Returns the model of the processors, and the numbers of CPUs and NUMA nodes.
+fn processors() -> String {
+    let cpus = std::thread::available_parallelism().map_or(0, |n| n.get());
+    let nodes = Topology::detect().map_or(0, |topology| topology.nodes.len());
+    format!(
+        "{}, {}, {}",
+        from_proc("/proc/cpuinfo", "model name"),
+        count(cpus, "CPU"),
+        count(nodes, "NUMA node")
+    )
+}
+
+fn count(number: usize, noun: &str) -> String {
+    let end = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{end}")
+}
+
 /// Returns the conditions of this run.
 pub fn conditions(settings: &Settings) -> Vec<String> {
-    let cpus = std::thread::available_parallelism().map_or(0, |n| n.get());
     let dir = settings.dir.display().to_string();
     vec![
-        format!(
-            "CPU: {} x {}",
-            cpus,
-            from_proc("/proc/cpuinfo", "model name")
-        ),
+        format!("CPU: {}", processors()),
         format!("Memory: {}", from_proc("/proc/meminfo", "MemTotal")),
         format!("Kernel: {}", first_line("uname", &["-r"])),
         format!(
@@ -98,7 +111,7 @@ impl Report {
             let _ = writeln!(text, "- {line}");
         }
         text.push_str(
-            "\nMedian (lower-upper quartile); ratio: Jericho to the baseline; ceiling: something that does less, to the same baseline.\n\n",
+            "\nMedian (lower-upper quartile); ratio: Jericho to the baseline; ceiling: what a simpler program reaches that does less of the same work, to the same baseline.\n\n",
         );
         text.push_str("| workload | Jericho | baseline | unit | ratio | target | ceiling | conditions |\n|---|---|---|---|---|---|---|---|\n");
         for c in &self.comparisons {
@@ -169,6 +182,12 @@ impl Report {
 mod tests {
     use super::*;
     use crate::compare::Ceiling;
+
+    #[test]
+    fn one_node_has_no_plural() {
+        assert_eq!(count(2, "CPU"), "2 CPUs");
+        assert_eq!(count(1, "NUMA node"), "1 NUMA node");
+    }
 
     #[test]
     fn the_table_has_medians_quartiles_and_the_ratios_of_the_pairs() {

@@ -2,7 +2,7 @@
 //! them into its next commit (`Object::log`).
 //!
 //! ```text
-//!   under the lock          ── begin: nothing stands against it; pages marked WRITE_BACK; the transfer is in `SliceState::writing`
+//!   under the lock          ── begin: if nothing prevents it, pages marked WRITE_BACK; the transfer is in `SliceState::writing`
 //!   without the lock        ── places, copy of the pages; `Object::log`, or writes and `Object::written` or `Object::write_failed`
 //!   under the lock, at once ── end: marks removed or pages dirty again; the transfer is no longer in `writing`
 //! ```
@@ -62,8 +62,8 @@ pub(crate) struct Begun {
     pub started: Option<Started>,
     /// The transfers of other small syncs for which it has to wait.
     pub joined: Option<Arc<Joined>>,
-    /// Some dirty pages are neither in its own transfer nor clean when `joined` has ended: a page is latched, or in flight and dirty
-    /// again.
+    /// Some dirty pages of the range are not in its own transfer, and will not be clean when `joined` has ended: a page is latched, or in
+    /// flight and dirty again.
     pub has_skipped: bool,
 }
 
@@ -130,7 +130,7 @@ fn write_and_end(
     results.into_iter().try_for_each(|result| result.map(drop))
 }
 
-/// Marks the dirty pages of a range for write-back and records their transfer, if they are few and nothing stands against it.
+/// Marks the dirty pages of a range for write-back and records their transfer, if they are few and nothing prevents it.
 /// Joins the transfers of other small syncs. Otherwise changes nothing and returns `None`. Clients' reports must have been
 /// drained.
 pub(crate) fn begin(

@@ -42,7 +42,7 @@ fn add_to_mounted(args: &AddArgs, dir: &Path) -> Result<Add, Failure> {
     let mounted = std::fs::metadata(dir).context(format_args!("cannot find {}", dir.display()))?;
     if seen.is_some_and(|seen| seen.device == mounted.dev()) {
         return Err(Failure::new(format!(
-            "{} is on the volume itself, which is not mounted when its devices are opened; choose a path outside of it",
+            "{} is on the volume itself, so the next mount could not open it; choose a path outside of the volume",
             args.new.display()
         )));
     }

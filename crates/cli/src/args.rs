@@ -43,7 +43,7 @@ pub enum Command {
     Trim(TrimArgs),
     /// Take a larger file or block device into use, also while the volume is mounted
     Grow(GrowArgs),
-    /// Add a file or block device with new slices to a volume that is not mounted
+    /// Add a file or block device with new slices to a volume, also while it is mounted
     Add(AddArgs),
     /// Run a command that accesses cached files without system calls, optionally on a mount of its own
     Run(RunArgs),
@@ -188,13 +188,13 @@ pub struct MountArgs {
 Examples:
   jericho umount /mnt/jericho
   jericho umount --lazy /mnt/jericho    detach now, write back in the background
-  jericho umount --force /mnt/jericho   give up what cannot be written
+  jericho umount --force /mnt/jericho   discard what cannot be written
 
 Writes everything back, marks the volume clean, and then unmounts it. If writing back fails, as on a full device, or a \
 program uses the mount, the volume stays mounted; the message names the programs.
 
-Jericho cannot refuse umount(2) and fusermount3. After these the daemon goes on: it retries every second, names the \
-unwritten files in its log, and holds the volume until all is written. A second SIGTERM or SIGINT to the daemon, or \
+Jericho cannot refuse umount(2) and fusermount3. After one of them the daemon continues: it tries to write every second, names \
+the unwritten files in its log, and holds the volume until everything is written. A second SIGTERM or SIGINT to the daemon, or \
 --force here, discards what cannot be written. SIGHUP does not.")]
 pub struct UmountArgs {
     /// The mount's directory; with --force also a volume that is unmounted while its daemon still writes back
@@ -258,7 +258,7 @@ device must be larger already. Without --size, each device of the volume is used
 device share its new space evenly. A mounted volume grows while programs use it.
 
 A volume cannot shrink. The size at the format limits the space for metadata, also later: 1 GiB if the volume had less than 4 GiB, \
-4 GiB below 64 GiB, and 16 GiB below 1 TiB. If the machine crashes meanwhile, the volume has its old size or the new one. \
+4 GiB below 64 GiB, 16 GiB below 1 TiB, and 256 GiB from 1 TiB on. If the machine crashes meanwhile, the volume has its old size or the new one. \
 Only root and the user who mounted may grow a mounted volume.")]
 pub struct GrowArgs {
     /// First device of the volume, or the directory of its mount

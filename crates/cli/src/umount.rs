@@ -263,11 +263,11 @@ fn stays_mounted(
     };
     Failure::new(match &refusals[..] {
         [] => format!(
-            "{shown} stays mounted, as not everything can be written to {volume}: {failure}. Make room or mend what is \
-             wrong there and try again; or give up what cannot be written: jericho umount --force {shown}"
+            "{shown} stays mounted, because not everything can be written to {volume}: {failure}. Make room there, or repair the \
+             device, and try again; or discard what cannot be written: jericho umount --force {shown}"
         ),
         _ => format!(
-            "{shown} stays mounted, as not everything can be written to {volume}: {}. Mend what is wrong there, give up what cannot \
+            "{shown} stays mounted, because not everything can be written to {volume}: {}. Repair the device, discard what cannot \
              be written (jericho umount --force {shown}), and mount again",
             refusals.join("; ")
         ),

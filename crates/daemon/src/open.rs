@@ -26,7 +26,7 @@ const COMMIT_INTERVAL_MS: u64 = 2000;
 /// Most inodes kept in memory beyond those in use, and the memory budgeted for each.
 const INODE_CACHE_MAX: u64 = 65_536;
 const INODE_BYTES: u64 = 1 << 10;
-/// Most memory for pages of the metadata store.
+/// Most memory for all metadata stores together. Half of it is for pages of redb.
 const STORE_CACHE_BYTES_MAX: u64 = 64 << 20;
 /// Memory kept free for the rest of the daemon: a quarter of what it may use, within these bounds. The lower bound is
 /// twice what a daemon with small inode and store caches was measured to need.

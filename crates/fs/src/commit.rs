@@ -44,7 +44,8 @@ use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::types::{Done, Ino, Kind, TARGET_MAX};
 
-/// A batch of this many changes is committed at once, on a machine with much memory.
+/// A batch of this many changes is committed at once if its store has 128 MiB of memory. With less, as in the daemon, the number is smaller
+/// (`Store::limits_divisor`).
 const BATCH_CHANGES: usize = 32_768;
 
 /// A caller that waits for a commit or a flush.
@@ -207,8 +208,8 @@ impl Drop for Gate<'_> {
 }
 
 impl Commits {
-    /// Makes an empty batch, to be committed every `interval_ms`. It holds at most a `divisor`th of the changes that it may hold on a
-    /// machine with much memory (`Store::limits_divisor`).
+    /// Makes an empty batch, to be committed every `interval_ms`. It holds at most a `divisor`th of the changes that it may hold with 128 MiB
+    /// of memory for the store (`Store::limits_divisor`).
     pub fn new(interval_ms: u64, divisor: usize) -> Commits {
         let full_at = BATCH_CHANGES / divisor;
         Commits {
@@ -285,7 +286,7 @@ impl Commits {
         if std::thread::panicking() && self.failure().is_ok() {
             let error = Error::HalfDone;
             tracing::error!(
-                "{error}; no more changes are accepted until the volume is mounted again"
+                "{error}; a slice accepts no more changes until the volume is mounted again (jericho stat shows which)"
             );
             self.fail(error);
         }

@@ -401,7 +401,7 @@ impl Core {
             Err(error) => {
                 // The inode stays an orphan, and the next mount removes it.
                 tracing::warn!(
-                    "cannot remove file {}, which has no name, until the next mount: {error}",
+                    "file {} has no name and cannot be removed before the next mount: {error}",
                     inode.ino
                 );
                 self.leaving.remove(&[inode.ino]);
@@ -421,7 +421,7 @@ impl Core {
             }
             Err(error) => {
                 tracing::warn!(
-                    "cannot remove file {}, which has no name, until the next mount: {error}",
+                    "file {} has no name and cannot be removed before the next mount: {error}",
                     dead.ino
                 );
                 core.leaving.remove(&[dead.ino]);

@@ -46,7 +46,10 @@ pub type CacheError = Box<dyn std::error::Error + Send + Sync>;
 impl fmt::Display for TakeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            TakeError::Earlier => write!(f, "an earlier device waits for the next mount"),
+            TakeError::Earlier => write!(
+                f,
+                "a device that was added before it waits for the next mount, too"
+            ),
             TakeError::Closing => write!(f, "the volume is being unmounted"),
             TakeError::Caches(error) => write!(f, "{error}"),
             TakeError::Store(error) => {
@@ -118,8 +121,8 @@ impl Threads {
 }
 
 impl Fs {
-    /// Takes the slices of a device that was added into use. `make_caches` makes their caches, in order; none if the filesystem has no
-    /// caches. `show` is called when no step can fail any more, and before any file is in the slices.
+    /// Takes the slices of an added device into use. `make_caches` makes their caches, in order, or none if the filesystem has no caches.
+    /// Calls `show` when no later step can fail, and before any file is in the slices.
     ///
     /// On an error the mount goes on without the slices.
     pub fn take(

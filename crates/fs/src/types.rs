@@ -143,7 +143,7 @@ pub struct FsOptions {
     pub read_only: bool,
     /// Number of inodes to keep in memory besides those that are open or dirty.
     pub inode_cache: usize,
-    /// Bytes of memory for the pages of the metadata store.
+    /// Bytes of memory for all metadata stores together. Half of it is for pages of redb.
     pub store_cache_bytes: usize,
     /// Longest time in milliseconds for which a change is only in memory (group commit).
     pub commit_interval_ms: u64,

@@ -1,15 +1,16 @@
 //! A crew: the threads that serve requests which may wait, and further ones while requests hang.
 //!
 //! A request that waits for a device holds its thread. If a device does not answer, requests for it would sooner or later hold all threads of
-//! a fixed number, and no request for the other devices would be served. So each thread notes in its slot which request it serves. A
-//! supervisor looks at the slots every `PERIOD` while some thread serves a request. A thread that serves the same request at two looks in succession
-//! is *stuck*. The supervisor starts further threads until as many as the regular number are not stuck. When there are more of these than that for a
-//! second, further threads end after their next request. So only requests that take longer than `PERIOD` ever start a thread.
+//! a fixed number, and no request for the other devices would be served. So each thread notes in its request cell which request it serves. A
+//! supervisor polls the cells every `PERIOD` while some thread serves a request. A thread that serves the same request at two polls in succession
+//! is *stuck*. The supervisor starts further threads until as many as the regular number are not stuck. If more than the regular number are not
+//! stuck for a second, the further threads end, each after its next request. So only requests that take longer than `PERIOD` ever start a thread.
 //!
 //! Threads that other rules start, at each request that finds no idle thread, come and go under ordinary load, and spread the memory of
 //! the daemon over the heaps of very many threads.
 //!
-//! A request allocates nothing here and writes no memory that another thread writes.
+//! A request allocates nothing here and writes no memory that another thread writes, except the first request after an idle time, which wakes
+//! the supervisor.
 
 mod roster;
 
@@ -24,11 +25,11 @@ use jericho_sys::service as threads;
 use parking_lot::{Condvar, Mutex};
 
 use crate::workers::WorkerNodes;
-use roster::{Roster, Slot};
+use roster::{RequestCell, Roster};
 
 /// The most threads of a crew. Requests for a device that does not answer can hold this many.
 pub(crate) const THREADS_MAX: usize = 512;
-/// Time from one look of the supervisor to the next one. Longer than nearly all requests for a device that answers.
+/// Time from one poll of the supervisor to the next one. Longer than nearly all requests for a device that answers.
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// The body of a thread: it serves requests by `Place::serve`, and returns when no more will come, or when `Place::is_surplus` says so.
@@ -38,7 +39,7 @@ pub(crate) type Prepare = Box<dyn Fn(usize) -> io::Result<Body> + Send + Sync>;
 
 /// Threads, and their supervisor.
 pub(crate) struct Crew {
-    /// Threads have this name and the number of their slot.
+    /// Threads have this name and the number of their cell.
     name: &'static str,
     nodes: Arc<WorkerNodes>,
     prepare: Prepare,
@@ -74,7 +75,7 @@ struct State {
 pub(crate) struct Place {
     crew: Arc<Crew>,
     number: usize,
-    slot: Arc<Slot>,
+    cell: Arc<RequestCell>,
     /// Number of requests so far.
     requests: Cell<u64>,
     is_released: Cell<bool>,
@@ -85,12 +86,12 @@ impl Place {
     #[inline]
     pub(crate) fn serve<T>(&self, request: impl FnOnce() -> T) -> T {
         self.requests.set(self.requests.get() + 1);
-        self.slot.begin(self.requests.get());
+        self.cell.begin(self.requests.get());
         if self.crew.hints.is_asleep.load(Ordering::SeqCst) {
             self.crew.wake_supervisor();
         }
         let result = request();
-        self.slot.end();
+        self.cell.end();
         result
     }
 
@@ -162,7 +163,7 @@ impl Crew {
 
     /// Starts a thread, unless the crew has ended or has as many threads as it may have.
     fn start_thread(self: &Arc<Crew>) -> io::Result<()> {
-        let (number, slot) = {
+        let (number, cell) = {
             let mut state = self.state.lock();
             let joined = (!state.has_ended).then(|| state.roster.join());
             let Some(joined) = joined.flatten() else {
@@ -173,7 +174,7 @@ impl Crew {
         let place = Place {
             crew: self.clone(),
             number,
-            slot,
+            cell,
             requests: Cell::new(0),
             is_released: Cell::new(false),
         };
@@ -245,17 +246,17 @@ impl Crew {
 impl Crew {
     fn supervise(self: &Arc<Crew>) {
         while self.sleep_while_idle() {
-            // This look only notes what the threads serve. The look before the sleep has found no request, so none is taken for stuck.
-            self.look();
-            while self.pause() && !self.look() {}
+            // This poll only notes what the threads serve. The poll before the sleep has found no request, so none is taken for stuck.
+            self.poll();
+            while self.pause() && !self.poll() {}
         }
     }
 
     /// Sleeps until a thread begins a request. Returns false when the crew has ended.
     ///
-    /// A thread writes its slot and then reads `is_asleep`. The supervisor writes `is_asleep` and then reads the slots. Without an order both could read
+    /// A thread writes its cell and then reads `is_asleep`. The supervisor writes `is_asleep` and then reads the cells. Without an order both could read
     /// the old values: the supervisor would sleep while the request hangs. All four accesses are `SeqCst`, so they have one order. In
-    /// this order, a thread that reads false comes before the supervisor's write (or after the end of the sleep), and its slot before the supervisor's
+    /// this order, a thread that reads false comes before the supervisor's write (or after the end of the sleep), and its cell before the supervisor's
     /// read, which then finds the request, or finds that it has ended. On x86-64, that costs a request one locked instruction on a cache line
     /// that its thread owns.
     ///
@@ -288,23 +289,23 @@ impl Crew {
         !state.has_ended
     }
 
-    /// Looks at the threads, and starts those that are missing. Returns whether no thread serves a request, and nothing is left to do.
-    fn look(self: &Arc<Crew>) -> bool {
-        let look = {
+    /// Polls the threads, and starts those that are missing. Returns whether no thread serves a request, and nothing is left to do.
+    fn poll(self: &Arc<Crew>) -> bool {
+        let poll = {
             let mut state = self.state.lock();
             state.threads.retain(|thread| !thread.is_finished());
-            let look = state.roster.look();
+            let poll = state.roster.poll();
             self.publish_surplus(&state);
-            look
+            poll
         };
-        for _ in 0..look.missing {
+        for _ in 0..poll.missing {
             let started = self.start_thread();
             let failed_before = {
                 let mut state = self.state.lock();
                 std::mem::replace(&mut state.start_failed, started.is_err())
             };
             if let Err(error) = started {
-                // The next look tries again.
+                // The next poll tries again.
                 if !failed_before {
                     tracing::warn!(%error, "requests wait for more than {PERIOD:?}, and no further {} can be started: other requests wait too \
                          (is the limit of processes or open files reached?)", self.name);
@@ -312,7 +313,7 @@ impl Crew {
                 break;
             }
         }
-        look.is_over
+        poll.is_over
     }
 }
 

@@ -26,7 +26,8 @@ use crate::ring::{Piece, Ring};
 pub enum AppendClass {
     /// Seven eighths.
     Ordinary,
-    /// All of it. A checkpoint appends with this class, so that a full journal can be emptied.
+    /// All of it: for a caller whose checkpoints append, so that a full journal can be emptied. Only tests use it; the checkpoints of
+    /// `metadata` append nothing.
     Checkpoint,
 }
 

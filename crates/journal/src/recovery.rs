@@ -21,8 +21,8 @@ use crate::ring::Ring;
 use crate::segment::inspect;
 use crate::window::Window;
 
-/// Most segments that are not durable when a writer begins a batch. If a later batch begins further behind an unreadable
-/// segment, that segment is damage, even if no later segment says that it was durable.
+/// If a later batch begins more than this many segments behind an unreadable segment, that segment is damage, even if no later segment
+/// says that it was durable: a writer begins a batch only after the batch before it is durable.
 const GAP_MAX: u64 = 2;
 
 /// The batches of a journal after a checkpoint.
@@ -322,8 +322,8 @@ impl Recovery {
         None
     }
 
-    /// Drops the batch that `next_batch` returned last: moves `end` before it, and the next incarnation begins there. For a batch that
-    /// counts only together with a batch of another journal, when that one is missing.
+    /// Drops the last batch that `next_batch` returned: `end` becomes the position before it, and the next incarnation begins there. The
+    /// caller does this if the batch requires a batch that another journal does not have.
     pub fn drop_last(&mut self) {
         if let Some(last) = self.last.take() {
             self.end = last;

@@ -28,7 +28,7 @@ pub enum Error {
     #[error("journal: {0}")]
     Journal(Arc<str>),
     /// A panic interrupted an operation, so the state in memory may be inconsistent.
-    #[error("a panic interrupted an operation; no changes until the next mount")]
+    #[error("a panic interrupted an operation")]
     HalfDone,
 }
 

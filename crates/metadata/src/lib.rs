@@ -1,6 +1,6 @@
 //! The metadata stores of a volume, and the allocator of its blocks.
 //!
-//! A store keeps rows: inodes, directory entries, extents, attributes, bitmaps. It makes the rows of a batch durable together.
+//! A store keeps rows: inodes, directory entries, extents, attributes, bitmaps, images of blocks, checksums. It makes the rows of a batch durable together.
 //! It knows no path, open file or cached page: those belong to the filesystem above.
 #![forbid(unsafe_code)]
 

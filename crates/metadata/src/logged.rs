@@ -1,7 +1,7 @@
 //! Logged pages: pages of files whose newest synced contents are in the journal and not yet in their blocks.
 //!
-//! A sync that has to commit anyway puts the contents of a few pages into the batch, so that it needs one durable write instead
-//! of two. The row of the page in the store, its *image*, names the block. From then on the image is *live*, until
+//! A small sync that needs a commit puts the contents of its pages into the batch, so that it needs one durable write instead of two. The
+//! row of the page in the store, its *image*, names the block. From then on the image is *live*, until
 //!
 //! - the page's contents are in the block: the checkpointer *settles* the image (`settle`), or the cache writes newer contents; or
 //! - the block no longer belongs to the file.
@@ -50,13 +50,13 @@ struct State {
     changed: BTreeMap<Block, Row>,
     /// Files whose images wait for a batch with the files' extents and checksums. Empty on volumes without checksums.
     held: BTreeMap<Ino, Held>,
-    /// Blocks whose rows a sealed batch removes that is not durable yet.
+    /// Blocks whose rows are removed by a sealed batch that is not durable yet.
     removed: BTreeSet<Block>,
     /// Blocks whose images are in a batch that is sealed and not durable.
     sealed: BTreeSet<Block>,
 }
 
-/// The live images of a volume. Its lock is taken last. Thread-safe.
+/// The live images of a shard. Its lock is taken last. Thread-safe.
 #[derive(Default)]
 pub struct LoggedPages {
     state: Mutex<State>,
@@ -286,8 +286,8 @@ impl LoggedPages {
         };
     }
 
-    /// Does the same for a file of which the batch that is being sealed has a part: keeps the images of the pages out of it that are left for
-    /// later batches.
+    /// Does the same for a file whose changes the batch that is being sealed has in part. Only the images of pages that are left for later
+    /// batches are kept out of this batch.
     pub fn hold_left(&self, file: Ino, is_left: impl Fn(u64) -> bool) {
         if self.is_idle() {
             return;
@@ -587,7 +587,7 @@ mod tests {
         pages.hold_left(FILE, |page| page == 6 || page == 9);
         assert_eq!(changes(&pages), [(5, Some(5)), (7, Some(7))]);
         assert!(!pages.has_changes(), "a commit would change nothing");
-        // The next batch leaves the file as it was, and the one after that has all of it.
+        // The next batch omits the file's changes, and the one after that has all of them.
         pages.hold(FILE, true);
         assert_eq!(changes(&pages), []);
         pages.hold(FILE, false);

@@ -24,8 +24,9 @@ pub(crate) enum DurableError {
 
 /// Writes `len` bytes durably. `write` makes an attempt to write the bytes from a position on, and returns how many it wrote.
 ///
-/// The kernel reports the failure of either part with the same errno. So a failed attempt is repeated without durability: if the
-/// repetition fails, the data was not written. Else the data is there and its durability is unknown, as after a failed flush.
+/// The kernel reports a failed write and a failed flush with the same errno. So after a failed attempt the bytes are written once more,
+/// without durability. If this fails too, the data was not written. Otherwise the data is on the device, and it is unknown whether it is
+/// durable, as after a failed flush.
 pub(crate) fn write_durable(
     len: usize,
     mut write: impl FnMut(usize, Attempt) -> io::Result<usize>,

@@ -37,8 +37,8 @@ use crate::volume::Volume;
 pub enum AddError {
     /// The volume has one metadata store for several slices.
     #[error(
-        "the slices of the volume share one metadata store, because they have less than 64 MiB each, and cannot be joined by slices with \
-         their own; make a new volume and copy the files"
+        "the slices of the volume share one metadata store, because one of them had less than 64 MiB when the volume was \
+         formatted, and cannot be joined by slices with their own; make a new volume and copy the files"
     )]
     SharedStore,
     /// The volume is open for reading only.

@@ -313,7 +313,10 @@ impl Fast {
         let object = file.object();
         for slice in file.layout().slices() {
             if !self.volume.slice(slice).revoke_writes(&object) {
-                tracing::warn!(ino = file.ino(), "an inline writer does not finish");
+                tracing::warn!(
+                    ino = file.ino(),
+                    "a program has not ended an inline write of the file in time"
+                );
             }
         }
         self.absorb(file.ino());

@@ -19,8 +19,8 @@ fn finding(what: &str, error: &impl Display, may_be_torn: bool) -> Finding {
         true => Finding {
             severity: Severity::Info,
             text: format!(
-                "{what} was being written when the volume's last use ended, or is damaged. The other copy counts, and the next write of \
-                 this one repairs it"
+                "{what} is damaged, or a crash has interrupted its last write. The other copy counts, and the next write of this copy \
+                 repairs it"
             ),
         },
         false => Finding {

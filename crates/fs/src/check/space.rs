@@ -343,7 +343,7 @@ impl<'a> Containers<'a> {
         }
         if counted != held {
             self.found.damage(format!(
-                "{place} has {held} used blocks but counts {counted}"
+                "{place} has {held} used blocks, and its counter says {counted}"
             ));
         }
         if leaked == 0 && missing == 0 && counted == count {

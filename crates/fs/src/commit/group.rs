@@ -1,7 +1,7 @@
 //! A group of shards whose batches become durable together.
 //!
-//! Most groups have one shard. A group has more after an operation that changed several shards at once. A thread locks the cuts of all
-//! shards of a group before it commits the group.
+//! Most groups have one shard. A group has more after an operation that changed several shards at once. A thread locks the sealed
+//! batches of all shards of a group before it commits the group.
 
 use std::sync::atomic::Ordering;
 
@@ -18,7 +18,7 @@ use crate::types::Ino;
 /// Most overlay entries that are dropped under one hold of a directory's lock.
 const SETTLE_ENTRIES: usize = 128;
 
-/// The cuts of a group, locked.
+/// The sealed batches of a group, locked.
 pub(super) struct Group<'a> {
     pub core: &'a Core,
     pub set: ShardSet,
@@ -40,7 +40,7 @@ impl Drop for Group<'_> {
 }
 
 impl<'a> Group<'a> {
-    /// Locks the cuts of these shards: waits for other threads that commit their batches.
+    /// Locks the sealed batches of these shards: waits for other threads that commit their batches.
     pub fn lock(core: &'a Core, set: ShardSet) -> Group<'a> {
         let lock = |id| (id, core.shards.get(id).commits.cut.lock());
         let cuts = set.iter().map(lock).collect();

@@ -104,7 +104,7 @@ struct Held {
 }
 
 impl Held {
-    /// Returns an inode that the batch leaves as it was.
+    /// Returns an inode whose changes the batch omits.
     fn whole(inode: Arc<Inode>, is_dead: bool, strays: ShardSet, lost: Option<Error>) -> Held {
         Held {
             inode,
@@ -400,14 +400,14 @@ impl<'s, 'a> Sealing<'s, 'a> {
         self.core.has_checksums().then_some(logged)
     }
 
-    /// Has the images of a file's pages wait if the batch leaves the file's checksums as they were.
+    /// Has the images of a file's pages wait if the batch omits the changes of the file's checksums.
     fn hold_images(&self, ino: Ino, is_held: bool) {
         if let Some(logged) = self.images_to_hold(ino) {
             logged.hold(ino, is_held);
         }
     }
 
-    /// Has the images of those pages of a file wait that the batch leaves as they were.
+    /// Has images of a file's pages wait if the batch omits the changes of these pages.
     fn hold_images_left(&self, ino: Ino, map: &Map) {
         if let Some(logged) = self.images_to_hold(ino) {
             logged.hold_left(ino, |page| map.is_left(page));
@@ -508,7 +508,7 @@ fn refuse(core: &Core, held: &[Held], waiters: &mut Vec<Waiter>) -> Vec<(Waiter,
     refused
 }
 
-/// Takes out the waiters for whom this batch of `first` is not enough, because it left their files as they were or has them in part.
+/// Takes out the waiters for whom this batch of `first` is not enough, because it omits the changes of their files, or has a part of them.
 fn postpone(
     core: &Core,
     first: ShardId,

@@ -1,7 +1,7 @@
 //! The data of a file that is on its devices and may not be durable.
 //!
-//! A sync of the file makes this data durable. Without this record it would flush each device on which other files were written, and it could
-//! not write its own pages durably in one call: while other files are written, no device is ever without such data.
+//! A sync of the file makes this data durable. Without this record, it would have to flush each device with data of any file that may not be
+//! durable. While other files are written, each device has such data, so no sync could write its pages durably in one call.
 
 use jericho_storage::FlushEpoch;
 use parking_lot::Mutex;

@@ -1,21 +1,21 @@
 //! The threads of a crew, what each of them is doing, and how many threads are missing or too many.
 //!
-//! Knows no clock and starts no thread: the supervisor calls `look` at intervals of its period, and does what the answer says.
+//! Knows no clock and starts no thread: the supervisor calls `poll` at intervals of its period, and does what the answer says.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Looks in succession that must find too many threads before some may end. So a hang that comes back within a second finds the threads that it needs,
+/// Polls in succession that must find too many threads before some may end. So a hang that comes back within a second finds the threads that it needs,
 /// and does not start and end threads each time.
-pub(super) const CALM_LOOKS: u32 = 10;
+pub(super) const CALM_POLLS: u32 = 10;
 
 /// The number of the request that a thread is serving, or 0. It has a cache line of its own (two, because processors fetch pairs), because its
 /// thread writes it twice in each request.
 #[derive(Default)]
 #[repr(align(128))]
-pub(super) struct Slot(AtomicU64);
+pub(super) struct RequestCell(AtomicU64);
 
-impl Slot {
+impl RequestCell {
     /// Notes that its thread serves a request. Numbers of successive requests differ, and none is 0.
     pub(super) fn begin(&self, request: u64) {
         // SeqCst: see `Crew::sleep_while_idle`.
@@ -34,29 +34,29 @@ impl Slot {
 
 #[derive(Default)]
 struct Member {
-    slot: Arc<Slot>,
-    /// A thread has the slot, or is being started for it.
+    cell: Arc<RequestCell>,
+    /// A thread has the cell, or is being started for it.
     is_taken: bool,
-    /// The request at the last look.
+    /// The request at the last poll.
     seen: u64,
 }
 
-/// What a look has found.
-pub(super) struct Look {
+/// What a poll has found.
+pub(super) struct Poll {
     /// Number of threads to start.
     pub(super) missing: usize,
-    /// No thread serves a request, and further looks would change nothing.
+    /// No thread serves a request, and further polls would change nothing.
     pub(super) is_over: bool,
 }
 
 /// The threads of a crew.
 pub(super) struct Roster {
     members: Vec<Member>,
-    /// Number of threads that are to serve, or to wait for, requests that do not hang.
+    /// Number of threads that should not be stuck.
     regular: usize,
     most: usize,
-    /// Looks in succession that found too many threads, up to `CALM_LOOKS`.
-    calm_looks: u32,
+    /// Polls in succession that found too many threads, up to `CALM_POLLS`.
+    calm_polls: u32,
     surplus: usize,
 }
 
@@ -67,7 +67,7 @@ impl Roster {
             members: Vec::new(),
             regular,
             most: most.max(regular),
-            calm_looks: 0,
+            calm_polls: 0,
             surplus: 0,
         }
     }
@@ -88,8 +88,8 @@ impl Roster {
         self.surplus
     }
 
-    /// Gives a new thread the first free slot. Returns `None` when there are as many threads as there may be.
-    pub(super) fn join(&mut self) -> Option<(usize, Arc<Slot>)> {
+    /// Gives a new thread the first free cell. Returns `None` when there are as many threads as there may be.
+    pub(super) fn join(&mut self) -> Option<(usize, Arc<RequestCell>)> {
         let free = self.members.iter().position(|member| !member.is_taken);
         let at = free.unwrap_or(self.members.len());
         if at >= self.most {
@@ -99,22 +99,22 @@ impl Roster {
             self.members.push(Member::default());
         }
         self.members[at].is_taken = true;
-        Some((at, self.members[at].slot.clone()))
+        Some((at, self.members[at].cell.clone()))
     }
 
-    /// Frees the slot of a thread that ends.
+    /// Frees the cell of a thread that ends.
     pub(super) fn leave(&mut self, at: usize) {
-        // The next thread in the slot numbers its requests from the beginning.
-        self.members[at].slot.end();
+        // The next thread in the cell numbers its requests from the beginning.
+        self.members[at].cell.end();
         self.members[at].seen = 0;
         self.members[at].is_taken = false;
     }
 
-    /// Frees the slot of a thread that has ended its request, if there are too many threads and this one is not a regular one. Returns whether it
+    /// Frees the cell of a thread that has ended its request, if there are too many threads and this one is not a regular one. Returns whether it
     /// did.
     ///
-    /// If more than `regular` threads do not hang, at least as many as are too many have slots beyond the first `regular` ones. So the
-    /// regular threads can stay, which are spread evenly over the nodes.
+    /// The threads in the first `regular` cells are spread evenly over the nodes, and stay. There are enough others: if `regular + n` threads are
+    /// not stuck, at least `n` of them have later cells.
     pub(super) fn release(&mut self, at: usize) -> bool {
         let is_released = self.surplus > 0 && at >= self.regular;
         if is_released {
@@ -124,7 +124,7 @@ impl Roster {
         is_released
     }
 
-    /// Frees the slot of a thread that has failed. It is not replaced: another thread would probably fail too.
+    /// Frees the cell of a thread that has failed. It is not replaced: another thread would probably fail too.
     pub(super) fn fail(&mut self, at: usize) {
         self.leave(at);
         self.regular = self.regular.saturating_sub(1);
@@ -132,14 +132,14 @@ impl Roster {
 
     /// Returns whether no thread serves a request.
     pub(super) fn is_idle(&self) -> bool {
-        self.members.iter().all(|member| member.slot.request() == 0)
+        self.members.iter().all(|member| member.cell.request() == 0)
     }
 
-    /// Looks at all slots. A thread that serves the request that it served at the last look is *stuck*.
-    pub(super) fn look(&mut self) -> Look {
+    /// Polls all cells. A thread that serves the request that it served at the last poll is *stuck*.
+    pub(super) fn poll(&mut self) -> Poll {
         let (mut moving, mut stuck, mut is_idle) = (0, 0, true);
         for member in self.members.iter_mut().filter(|m| m.is_taken) {
-            let request = member.slot.request();
+            let request = member.cell.request();
             if request != 0 && request == member.seen {
                 stuck += 1;
             } else {
@@ -148,11 +148,11 @@ impl Roster {
             is_idle &= request == 0;
             member.seen = request;
         }
-        self.calm_looks = match moving > self.regular {
-            true => (self.calm_looks + 1).min(CALM_LOOKS),
+        self.calm_polls = match moving > self.regular {
+            true => (self.calm_polls + 1).min(CALM_POLLS),
             false => 0,
         };
-        let is_calm = self.calm_looks == CALM_LOOKS;
+        let is_calm = self.calm_polls == CALM_POLLS;
         self.surplus = match is_calm {
             true => moving - self.regular,
             false => 0,
@@ -164,7 +164,7 @@ impl Roster {
             _ => self.regular,
         };
         let missing = wanted.saturating_sub(moving);
-        Look {
+        Poll {
             missing: missing.min(self.most.saturating_sub(moving + stuck)),
             is_over: is_idle && (moving <= self.regular || is_calm),
         }
@@ -175,60 +175,60 @@ impl Roster {
 mod tests {
     use super::*;
 
-    /// A roster of `regular` threads, and their slots.
-    fn roster(regular: usize, most: usize) -> (Roster, Vec<Arc<Slot>>) {
+    /// A roster of `regular` threads, and their cells.
+    fn roster(regular: usize, most: usize) -> (Roster, Vec<Arc<RequestCell>>) {
         let mut roster = Roster::new(regular, most);
-        let slots = (0..regular).map(|_| roster.join().unwrap().1).collect();
-        (roster, slots)
+        let cells = (0..regular).map(|_| roster.join().unwrap().1).collect();
+        (roster, cells)
     }
 
-    fn join(roster: &mut Roster, slots: &mut Vec<Arc<Slot>>, count: usize) {
+    fn join(roster: &mut Roster, cells: &mut Vec<Arc<RequestCell>>, count: usize) {
         for _ in 0..count {
-            let (at, slot) = roster.join().unwrap();
-            assert_eq!(at, slots.len());
-            slots.push(slot);
+            let (at, cell) = roster.join().unwrap();
+            assert_eq!(at, cells.len());
+            cells.push(cell);
         }
     }
 
     #[test]
     fn threads_that_serve_one_request_after_the_other_are_never_stuck() {
-        let (mut roster, slots) = roster(4, 512);
+        let (mut roster, cells) = roster(4, 512);
         for request in 1..100 {
-            slots.iter().for_each(|slot| slot.begin(request));
-            let look = roster.look();
-            assert_eq!((look.missing, look.is_over), (0, false));
+            cells.iter().for_each(|cell| cell.begin(request));
+            let poll = roster.poll();
+            assert_eq!((poll.missing, poll.is_over), (0, false));
             assert_eq!(roster.surplus(), 0);
         }
     }
 
     #[test]
     fn each_thread_that_is_stuck_is_replaced_once() {
-        let (mut roster, mut slots) = roster(4, 512);
-        slots[0].begin(7);
-        slots[1].begin(9);
-        assert_eq!(roster.look().missing, 0);
-        slots[1].end();
-        assert_eq!(roster.look().missing, 1);
-        join(&mut roster, &mut slots, 1);
-        slots[1].begin(10);
-        assert_eq!(roster.look().missing, 0);
-        assert_eq!(roster.look().missing, 1);
-        join(&mut roster, &mut slots, 1);
+        let (mut roster, mut cells) = roster(4, 512);
+        cells[0].begin(7);
+        cells[1].begin(9);
+        assert_eq!(roster.poll().missing, 0);
+        cells[1].end();
+        assert_eq!(roster.poll().missing, 1);
+        join(&mut roster, &mut cells, 1);
+        cells[1].begin(10);
+        assert_eq!(roster.poll().missing, 0);
+        assert_eq!(roster.poll().missing, 1);
+        join(&mut roster, &mut cells, 1);
         for _ in 0..50 {
-            let look = roster.look();
-            assert_eq!((look.missing, look.is_over), (0, false));
+            let poll = roster.poll();
+            assert_eq!((poll.missing, poll.is_over), (0, false));
         }
     }
 
     #[test]
     fn while_all_threads_are_stuck_their_number_doubles_up_to_the_limit() {
-        let (mut roster, mut slots) = roster(4, 50);
+        let (mut roster, mut cells) = roster(4, 50);
         let mut counts = vec![];
         for _ in 0..6 {
-            slots.iter().for_each(|slot| slot.begin(1));
-            assert_eq!(roster.look().missing, 0);
-            let missing = roster.look().missing;
-            join(&mut roster, &mut slots, missing);
+            cells.iter().for_each(|cell| cell.begin(1));
+            assert_eq!(roster.poll().missing, 0);
+            let missing = roster.poll().missing;
+            join(&mut roster, &mut cells, missing);
             counts.push(roster.count());
         }
         assert_eq!(counts, [8, 16, 32, 50, 50, 50]);
@@ -236,55 +236,55 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_could_not_be_started_is_missing_at_the_next_look() {
-        let (mut roster, slots) = roster(2, 9);
-        slots.iter().for_each(|slot| slot.begin(1));
-        roster.look();
-        assert_eq!(roster.look().missing, 2);
-        assert_eq!(roster.look().missing, 2);
+    fn a_thread_that_could_not_be_started_is_missing_at_the_next_poll() {
+        let (mut roster, cells) = roster(2, 9);
+        cells.iter().for_each(|cell| cell.begin(1));
+        roster.poll();
+        assert_eq!(roster.poll().missing, 2);
+        assert_eq!(roster.poll().missing, 2);
     }
 
     #[test]
     fn after_a_hang_the_further_threads_may_end_and_no_others() {
-        let (mut roster, mut slots) = roster(2, 512);
-        slots.iter().for_each(|slot| slot.begin(1));
-        roster.look();
-        assert_eq!(roster.look().missing, 2);
-        join(&mut roster, &mut slots, 2);
-        roster.look();
+        let (mut roster, mut cells) = roster(2, 512);
+        cells.iter().for_each(|cell| cell.begin(1));
+        roster.poll();
+        assert_eq!(roster.poll().missing, 2);
+        join(&mut roster, &mut cells, 2);
+        roster.poll();
         assert!(!roster.release(3), "it replaces one that hangs");
-        slots.iter().for_each(|slot| slot.end());
-        for _ in 1..CALM_LOOKS {
-            let look = roster.look();
-            assert_eq!((look.missing, look.is_over), (0, false));
+        cells.iter().for_each(|cell| cell.end());
+        for _ in 1..CALM_POLLS {
+            let poll = roster.poll();
+            assert_eq!((poll.missing, poll.is_over), (0, false));
             assert!(!roster.release(3), "another hang may follow at once");
         }
-        assert!(roster.look().is_over);
+        assert!(roster.poll().is_over);
         assert!(!roster.release(1), "a regular thread");
         assert!(roster.release(3));
         assert_eq!(roster.surplus(), 1);
         // A thread that hangs meanwhile takes the place of the one that would end.
-        slots[0].begin(5);
-        roster.look();
-        roster.look();
+        cells[0].begin(5);
+        roster.poll();
+        roster.poll();
         assert!(!roster.release(2));
-        slots[0].end();
-        (0..CALM_LOOKS).for_each(|_| assert_eq!(roster.look().missing, 0));
+        cells[0].end();
+        (0..CALM_POLLS).for_each(|_| assert_eq!(roster.poll().missing, 0));
         assert!(roster.release(2));
-        assert!(roster.look().is_over);
+        assert!(roster.poll().is_over);
         assert_eq!((roster.count(), roster.surplus()), (2, 0));
     }
 
     #[test]
-    fn a_new_thread_in_the_slot_of_an_earlier_one_is_not_taken_for_it() {
-        let (mut roster, slots) = roster(1, 2);
-        slots[0].begin(1);
-        roster.look();
+    fn a_new_thread_in_the_cell_of_an_earlier_one_is_not_taken_for_it() {
+        let (mut roster, cells) = roster(1, 2);
+        cells[0].begin(1);
+        roster.poll();
         roster.leave(0);
-        let (at, slot) = roster.join().unwrap();
+        let (at, cell) = roster.join().unwrap();
         assert_eq!(at, 0);
-        slot.begin(1);
-        assert_eq!(roster.look().missing, 0);
-        assert_eq!(roster.look().missing, 1);
+        cell.begin(1);
+        assert_eq!(roster.poll().missing, 0);
+        assert_eq!(roster.poll().missing, 1);
     }
 }

@@ -32,7 +32,7 @@ struct Bed {
 type Start = fn(&'static str, usize, usize, &Arc<WorkerNodes>, Prepare) -> io::Result<Arc<Crew>>;
 
 impl Bed {
-    /// A crew without a supervisor: the test makes its looks.
+    /// A crew without a supervisor: the test makes its polls.
     fn stepped(regular: usize, most: usize) -> Bed {
         Bed::new(Crew::without_supervisor, regular, most)
     }
@@ -91,8 +91,8 @@ impl Bed {
         }
     }
 
-    fn look(&self) {
-        self.crew.look();
+    fn poll(&self) {
+        self.crew.poll();
     }
 
     fn end(self) -> io::Result<()> {
@@ -111,16 +111,16 @@ fn work_that_hangs_holds_no_other_work_and_further_threads_end_after_it() {
             holders.push(bed.hold());
         }
         assert_eq!(bed.count(), threads);
-        bed.look();
+        bed.poll();
         assert_eq!(bed.count(), threads, "no request was seen twice");
-        bed.look();
+        bed.poll();
         assert_eq!(bed.count(), 2 * threads);
     }
     drop(holders);
     bed.settle();
-    for _ in 0..roster::CALM_LOOKS {
+    for _ in 0..roster::CALM_POLLS {
         assert_eq!(bed.count(), 128);
-        bed.look();
+        bed.poll();
     }
     // Each thread has one more request. All but the two regular ones end after it.
     let holders: Vec<_> = (0..128).map(|_| bed.hold()).collect();
@@ -136,11 +136,11 @@ fn work_that_hangs_holds_no_other_work_and_further_threads_end_after_it() {
 }
 
 #[test]
-fn work_that_ends_between_two_looks_starts_no_thread() {
+fn work_that_ends_between_two_polls_starts_no_thread() {
     let bed = Bed::stepped(2, THREADS_MAX);
     let mut held = [bed.hold(), bed.hold()];
     for _ in 0..100 {
-        bed.look();
+        bed.poll();
         drop(held);
         // The threads take this work only after they have ended the work before.
         held = [bed.hold(), bed.hold()];
@@ -155,8 +155,8 @@ fn the_number_of_threads_is_limited() {
     let bed = Bed::stepped(1, 3);
     let mut holders = vec![bed.hold()];
     for threads in [2, 3, 3] {
-        bed.look();
-        bed.look();
+        bed.poll();
+        bed.poll();
         assert_eq!(bed.count(), threads);
         if holders.len() < threads {
             holders.push(bed.hold());
@@ -167,19 +167,19 @@ fn the_number_of_threads_is_limited() {
 }
 
 #[test]
-fn a_thread_that_cannot_be_started_is_tried_once_at_each_look_and_noted_once() {
+fn a_thread_that_cannot_be_started_is_tried_once_at_each_poll_and_noted_once() {
     let bed = Bed::stepped(2, THREADS_MAX);
     bed.impossible_from.store(2, Ordering::Relaxed);
     let holders = [bed.hold(), bed.hold()];
-    bed.look();
+    bed.poll();
     for attempts in 1..10 {
         assert_eq!(bed.crew.state.lock().start_failed, attempts > 1);
-        bed.look();
+        bed.poll();
         assert_eq!(bed.prepared.load(Ordering::Relaxed), 2 + attempts);
         assert_eq!(bed.count(), 2);
     }
     bed.impossible_from.store(usize::MAX, Ordering::Relaxed);
-    bed.look();
+    bed.poll();
     assert_eq!(bed.count(), 4);
     assert!(!bed.crew.state.lock().start_failed);
     drop((bed.hold(), holders));
@@ -190,16 +190,16 @@ fn a_thread_that_cannot_be_started_is_tried_once_at_each_look_and_noted_once() {
 fn a_crew_that_ends_while_a_thread_hangs_starts_no_more_and_waits_for_it() {
     let bed = Bed::stepped(2, THREADS_MAX);
     let holders = [bed.hold(), bed.hold()];
-    bed.look();
+    bed.poll();
     let (crew, prepared) = (bed.crew.clone(), bed.prepared.clone());
     let waiting = std::thread::spawn(move || bed.end());
     // Two further threads find that the crew has ended.
-    crew.look();
+    crew.poll();
     while !crew.state.lock().has_ended {
         std::thread::yield_now();
     }
     let before = prepared.load(Ordering::Relaxed);
-    crew.look();
+    crew.poll();
     assert_eq!(prepared.load(Ordering::Relaxed), before);
     assert!(!waiting.is_finished());
     drop(holders);
@@ -227,7 +227,7 @@ fn the_first_error_of_a_thread_is_the_result_and_the_thread_is_not_replaced() {
         std::thread::yield_now();
     }
     for _ in 0..3 {
-        crew.look();
+        crew.poll();
         assert_eq!(crew.state.lock().roster.count(), 1);
     }
     assert!(!crew.state.lock().has_ended);

@@ -193,8 +193,8 @@ impl Prepared<'_> {
         }))
     }
 
-    /// Returns whether the batch goes to redb. Such a batch counts alone, and those that require it do not count without it. So the caller
-    /// must append it after them.
+    /// Returns whether the batch goes to redb. A batch in redb counts without the others of its group, and they do not count without it. So
+    /// the caller must append it last.
     pub fn is_for_redb(&self) -> bool {
         matches!(self.way, Way::Redb(_))
     }
