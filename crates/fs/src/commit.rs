@@ -47,6 +47,8 @@ use crate::types::{Done, Ino, Kind, TARGET_MAX};
 /// A batch of this many changes is committed at once if its store has 128 MiB of memory. With less, as in the daemon, the number is smaller
 /// (`Store::limits_divisor`).
 const BATCH_CHANGES: usize = 32_768;
+/// This many removed inodes may wait for their batches at least.
+const REMOVALS_MAX_MIN: usize = 64;
 
 /// A caller that waits for a commit or a flush.
 pub struct Waiter {
@@ -58,6 +60,8 @@ pub struct Waiter {
     pub data: ShardSet,
     /// Operations on names and attributes are enough. A batch has all of them, but of files with very many changes a part only.
     pub names_only: bool,
+    /// Waits also for the ends of removals that take several batches.
+    pub removals: bool,
     /// The first batch that was sealed for the waiter, if it was not enough.
     pub since: Option<u64>,
     pub done: Done,
@@ -71,6 +75,7 @@ impl Waiter {
             commit: true,
             data: ShardSet::default(),
             names_only: false,
+            removals: true,
             since: None,
             done,
         }
@@ -87,7 +92,7 @@ struct Batch {
     xattrs: Vec<Arc<Inode>>,
     /// Inodes that nothing refers to.
     dead: Vec<Arc<Inode>>,
-    /// Inodes of which the last batch had a part only.
+    /// Inodes of which the last batch had a part only, or nothing. Those that had their turn last are at the end.
     left: Vec<Left>,
     /// The shards whose batches must become durable together with this one.
     links: ShardSet,
@@ -98,6 +103,10 @@ struct Left {
     inode: Arc<Inode>,
     /// It is being removed.
     is_dead: bool,
+    /// The first batch that had only a part.
+    since: u64,
+    /// The shards that the inode's later changes need.
+    data: ShardSet,
 }
 
 /// A sealed batch that is not durable.
@@ -164,6 +173,10 @@ pub struct Commits {
     step_pages: AtomicU64,
     /// With this many changes in the batch, operations on names and attributes wait for room. Other changes do not wait.
     max: usize,
+    /// The number of removed inodes in the batch's `left`.
+    removals: AtomicUsize,
+    /// With this many of them, operations that remove names wait: the extents of each are in memory.
+    removals_max: usize,
     seq: AtomicU64,
     durable: AtomicU64,
     armed: AtomicBool,
@@ -216,6 +229,8 @@ impl Commits {
             full_at,
             step_pages: AtomicU64::new(0),
             max: 4 * full_at,
+            removals: AtomicUsize::new(0),
+            removals_max: (full_at / 4).max(REMOVALS_MAX_MIN),
             gate: RwLock::new(()),
             batch: Mutex::default(),
             weight: AtomicUsize::new(0),
@@ -365,15 +380,18 @@ impl Commits {
         self.grown(weight);
     }
 
-    /// Adds an inode of which the batch that is being sealed has a part only. Has the committer seal the next one at once, or, without
-    /// `hurry`, after the interval.
-    fn push_left(&self, left: Left, hurry: bool) {
+    /// Adds inodes of which the batch that is being sealed has a part only, or nothing. Has the committer seal the next one at once, or,
+    /// without `hurry`, after the interval.
+    fn push_left(&self, left: Vec<Left>, hurry: bool) {
         let mut batch = self.batch.lock();
-        if !left.is_dead {
-            // No thread adds it to `dirty` then.
-            left.inode.dirty.store(true, Ordering::Release);
+        for left in &left {
+            match left.is_dead {
+                true => drop(self.removals.fetch_add(1, Ordering::Relaxed)),
+                // No thread adds it to `dirty` then.
+                false => left.inode.dirty.store(true, Ordering::Release),
+            }
         }
-        batch.left.push(left);
+        batch.left.extend(left);
         drop(batch);
         match hurry {
             true => self.hurry(),
@@ -405,11 +423,25 @@ impl Commits {
 
     /// Waits while the batch is too large. The caller holds no lock.
     pub fn wait_for_room(&self) {
-        if self.has_room() {
+        self.wait_until(|| self.has_room());
+    }
+
+    /// Returns whether `wait_for_removals` would not wait.
+    pub fn has_room_for_removals(&self) -> bool {
+        self.removals.load(Ordering::Relaxed) < self.removals_max
+    }
+
+    /// Waits while very many removed inodes wait for their batches. The caller holds no lock.
+    pub fn wait_for_removals(&self) {
+        self.wait_until(|| self.has_room_for_removals());
+    }
+
+    fn wait_until(&self, has_room: impl Fn() -> bool) {
+        if has_room() {
             return;
         }
         let mut control = self.control.lock();
-        while !self.has_room() && !control.stop && !self.is_failed.load(Ordering::Acquire) {
+        while !has_room() && !control.stop && !self.is_failed.load(Ordering::Acquire) {
             control.urgent = true;
             self.work.notify_one();
             self.room.wait(&mut control);

@@ -236,6 +236,9 @@ impl Core {
 
     /// Includes the inode's attributes in the next batch. The caller may hold any lock except the batch's own.
     pub fn mark_dirty(&self, inode: &Arc<Inode>) {
+        if !inode.touched.load(Ordering::Relaxed) {
+            inode.touched.store(true, Ordering::Release);
+        }
         if !inode.dirty.load(Ordering::Acquire) {
             self.commits_of(inode.ino).push_dirty(inode);
         }
@@ -461,15 +464,27 @@ impl Core {
         self.commit_shards(&mut shards.map(|shard| &shard.commits))
     }
 
-    /// Waits until all changes of a shard made so far are durable, as `commit_now` does.
+    /// Waits until all changes of a shard made so far are durable, as `commit_now` does, but not until the space of removed files is
+    /// free: that may take many batches, and the caller holds up others.
     pub fn commit_shard_now(&self, shard: ShardId) -> Result<()> {
-        self.commit_shards(&mut std::iter::once(&self.shards.get(shard).commits))
+        let commits = &self.shards.get(shard).commits;
+        self.commit_shards_as(&mut std::iter::once(commits), &|done| Waiter {
+            removals: false,
+            ..Waiter::for_all(done)
+        })
     }
 
     /// Waits until all changes of the shards that take changes are durable.
     pub fn commit_working(&self) -> Result<()> {
         let shards = self.shards.iter().map(|shard| &shard.commits);
         self.commit_shards(&mut shards.filter(|commits| commits.failure().is_ok()))
+    }
+
+    /// Waits while very many removed files have blocks. The caller holds no lock.
+    pub fn wait_for_removals(&self) {
+        for shard in self.shards.iter() {
+            shard.commits.wait_for_removals();
+        }
     }
 
     /// Waits until all changes of a file are durable whose data has been written back.
@@ -487,6 +502,14 @@ impl Core {
 
     /// Waits until all changes of these shards made so far are durable, as `commit_now` does.
     pub fn commit_shards(&self, shards: &mut dyn Iterator<Item = &Commits>) -> Result<()> {
+        self.commit_shards_as(shards, &Waiter::for_all)
+    }
+
+    fn commit_shards_as(
+        &self,
+        shards: &mut dyn Iterator<Item = &Commits>,
+        waiter: &dyn Fn(Done) -> Waiter,
+    ) -> Result<()> {
         let (sender, receiver) = channel();
         for commits in shards {
             let sender = sender.clone();
@@ -494,7 +517,7 @@ impl Core {
                 // The receiver waits below, so it exists.
                 let _ = sender.send(result);
             });
-            commits.enqueue(Waiter::for_all(done));
+            commits.enqueue(waiter(done));
         }
         drop(sender);
         // Waits for all, so that no commit is in progress afterwards.

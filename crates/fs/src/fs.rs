@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use jericho_cache::Slice;
 use jericho_metadata::numbers::Numbers;
-use jericho_metadata::store::{Change, CheckpointNeed};
+use jericho_metadata::store::CheckpointNeed;
 use jericho_metadata::stores;
 use jericho_volume::Volume;
 use parking_lot::Mutex;
@@ -25,6 +25,7 @@ use crate::error::{Error, Result};
 use crate::flushes::DataFlushes;
 use crate::hosts::Hosts;
 use crate::objects::AllObjects;
+use crate::orphans::Orphans;
 use crate::scrub::{Scrub, ScrubStatus, scrubber};
 use crate::shards::Shards;
 use crate::table::Table;
@@ -44,11 +45,12 @@ pub struct Fs {
     /// Held by a thread that takes more space into use. True: the filesystem is being closed, and takes none.
     pub(crate) extending: Mutex<bool>,
     scrubber: Mutex<Option<JoinHandle<()>>>,
+    pub(crate) orphans: Orphans,
 }
 
 impl Fs {
     /// Opens the filesystem: reads the state that it needs, removes the files that were open without a name at the end of the
-    /// last mount, and starts the threads. `slices` are the caches by slice. Without caches, files can be named but
+    /// last mount (large ones in the background), and starts the threads. `slices` are the caches by slice. Without caches, files can be named but
     /// not read or written.
     pub fn open(
         volume: Arc<Volume>,
@@ -101,6 +103,7 @@ impl Fs {
             discarder: Mutex::default(),
             extending: Mutex::default(),
             scrubber: Mutex::default(),
+            orphans: Orphans::default(),
         });
         // If one thread cannot be started, the drop of `fs` ends the others.
         fs.core.close_failed_slices();
@@ -163,35 +166,6 @@ impl Fs {
         !self.core.shards.have_room()
     }
 
-    fn remove_orphans(&self) -> Result<()> {
-        if self.core.options.read_only {
-            return Ok(());
-        }
-        let stores = self.core.shards.iter().map(|shard| &shard.store);
-        let present = stores.filter(|store| store.check().is_ok());
-        let stores = present.map(|store| store.orphans());
-        let orphans = stores.collect::<Result<Vec<_>>>()?.concat();
-        if orphans.is_empty() {
-            return Ok(());
-        }
-        tracing::info!(
-            "removing {} files that were open without a name",
-            orphans.len()
-        );
-        for ino in orphans {
-            if self.core.store_of(ino).inode(ino)?.is_none() {
-                (self.core.commits_of(ino)).push(Change::DelOrphan(ino));
-                continue;
-            }
-            let inode = self.core.inode(ino)?;
-            inode.meta.write().rec.nlink = 0;
-            inode.unlinked.store(true, Ordering::Release);
-            self.core.reap(&inode);
-        }
-        // A slice that takes no changes does not prevent the mount.
-        self.core.commit_working()
-    }
-
     /// Writes everything back, commits, marks the volume clean and stops the threads. Later calls fail with ESHUTDOWN.
     pub fn close(&self) -> Result<()> {
         self.core.alive()?;
@@ -199,6 +173,7 @@ impl Fs {
         *self.extending.lock() = true;
         // Its place is in the last batch.
         self.stop_scrubber();
+        self.orphans.stop();
         let result = self.sync_all().and_then(|()| {
             let mut shards = self.core.shards.map().all().iter();
             shards.try_for_each(|shard| settle::settle(&self.core, shard))
@@ -246,6 +221,7 @@ impl Fs {
 
     fn stop(&self) {
         self.stop_scrubber();
+        self.orphans.stop();
         self.core.allocator.lend_at_once();
         self.core.discards.stop_now();
         join(&self.discarder);
@@ -361,7 +337,7 @@ impl Fs {
     }
 }
 
-fn no_thread(error: std::io::Error) -> Error {
+pub(crate) fn no_thread(error: std::io::Error) -> Error {
     Error::Errno(error.raw_os_error().unwrap_or(11))
 }
 

@@ -67,6 +67,8 @@ pub struct Inode {
     pub unlinked: AtomicBool,
     /// The inode is in the list for the next batch.
     pub dirty: AtomicBool,
+    /// It has changed since a batch got its attributes last. Differs from `dirty` while batches have only a part of its extents.
+    pub touched: AtomicBool,
     /// The last batch that included the inode.
     pub included_in: AtomicU64,
     /// The inode was used since the table's hand last passed it.
@@ -201,6 +203,7 @@ impl Inode {
             file: Mutex::new(None),
             opens: AtomicU32::new(0),
             dirty: AtomicBool::new(false),
+            touched: AtomicBool::new(false),
             included_in: AtomicU64::new(0),
             referenced: AtomicBool::new(true),
             privileges,

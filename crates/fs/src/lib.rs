@@ -19,6 +19,7 @@ mod ino_map;
 mod inode;
 mod names;
 mod objects;
+mod orphans;
 mod scrub;
 mod shards;
 mod table;

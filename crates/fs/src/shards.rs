@@ -102,7 +102,8 @@ impl Shards {
 
     /// Returns whether each batch takes more changes.
     pub fn have_room(&self) -> bool {
-        self.iter().all(|shard| shard.commits.has_room())
+        self.iter()
+            .all(|shard| shard.commits.has_room() && shard.commits.has_room_for_removals())
     }
 
     /// Returns the number of inodes, with those that no batch has yet.

@@ -6,6 +6,7 @@ mod mount;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
 
 use jericho_fs::File;
 use jericho_fs::check::data::check_data;
@@ -183,6 +184,96 @@ fn an_fsync_of_a_file_does_not_wait_for_the_removal_of_another() {
     begun_later.recv().unwrap();
     assert!(mount.free() < free);
     drop(go_later);
+}
+
+#[test]
+fn removed_files_that_wait_for_their_batches_make_no_batch_longer() {
+    let mount = Mount::new(512 << 20);
+    let remove = |files: u64| {
+        let create = |number: u64| {
+            let (_, file) = mount.create(&number.to_string());
+            preallocate(&mount, &file, 0, 10);
+            file
+        };
+        let created: Vec<_> = (0..files).map(create).collect();
+        mount.fs().sync_all().unwrap();
+        let free = mount.free();
+        let before = mount.device.traffic().written_bytes;
+        for (number, file) in created.into_iter().enumerate() {
+            mount.remove(&number.to_string(), file);
+        }
+        mount.fs().commit().unwrap();
+        assert_eq!(mount.free() - free, files * 10);
+        (mount.device.traffic().written_bytes - before) / files
+    };
+    let (few, many) = (remove(800), remove(6000));
+    let (longest, _) = mount.fs().longest_batch_bytes();
+    assert!(longest <= 1 << 20, "a batch of {longest} bytes");
+    assert!(
+        many <= few * 2,
+        "{many} bytes for each of many files, and {few} for each of few"
+    );
+}
+
+#[test]
+fn an_fsync_waits_for_one_batch_however_many_files_are_removed_in_it() {
+    let mount = Mount::new(64 << 20);
+    let (_, small) = mount.create("small");
+    let names: Vec<String> = (0..30).map(|number| format!("many{number}")).collect();
+    let files = names.iter().map(|name| {
+        let (_, file) = mount.create(name);
+        preallocate(&mount, &file, 0, EXTENTS);
+        file
+    });
+    let files: Vec<_> = files.collect();
+    with_removed_file(&mount);
+    let [(begun, go), (begun_later, go_later)] = block_durable_writes(&mount, [2, 4]);
+    mount.commit();
+    begun.recv().unwrap();
+    // The second batch is sealed, so the third one has the removals of all files, and the changes of this one.
+    for (name, file) in names.iter().zip(files) {
+        mount.remove(name, file);
+    }
+    write_extents(&mount, &small, 1, 20);
+    write_back(&mount, &small);
+    let synced = mount.begin_fdatasync(&small);
+    drop(go);
+    let synced = synced.recv_timeout(Duration::from_secs(60));
+    synced.expect("the fourth batch is not needed").unwrap();
+    begun_later.recv().unwrap();
+    drop(go_later);
+}
+
+#[test]
+fn a_mount_does_not_wait_for_the_removal_of_a_file_with_very_many_extents() {
+    let mut mount = Mount::new(2 << 30);
+    let free = mount.free();
+    let (_, file) = mount.create("many");
+    preallocate(&mount, &file, 0, 100_000);
+    mount.fs().sync_all().unwrap();
+    let [(begun, go)] = block_durable_writes(&mount, [2]);
+    mount.remove("many", file);
+    mount.commit();
+    begun.recv().unwrap();
+    mount.device.cut_power();
+    drop(go);
+    mount.power_cut(1);
+    assert!(
+        mount.free() < free,
+        "the mount has ended before the removal"
+    );
+    let (_, small) = mount.create("small");
+    mount.write(&small, 0, &pattern(1, PAGE as usize));
+    mount.fsync(&small);
+    // It goes on in the next mount if this one ends early.
+    drop(small);
+    mount.remount();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while mount.free() < free - 1 {
+        assert!(Instant::now() < deadline, "{} of {free}", mount.free());
+        mount.fs().commit().unwrap();
+    }
+    assert_eq!(mount.free(), free - 1);
 }
 
 /// Puts the volume onto a device that records its changes, and mounts it.

@@ -375,7 +375,7 @@ fn bitmaps_that_disagree_with_the_extents_are_found_and_repaired() {
     );
     let key = jericho_metadata::store::tables::container_key(0, 0);
     rows(
-        "counts 99",
+        "its counter says 99",
         vec![put(Table::Used, &key, &99u32.to_le_bytes())],
     );
     rows(

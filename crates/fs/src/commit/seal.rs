@@ -47,8 +47,16 @@ pub(super) fn seal<'a>(core: &'a Core, first: ShardId, waiters: &mut Vec<Waiter>
         let is_old = |id: ShardId, cut: &Cut| !sealed.contains(id) && !cut.changes.is_empty();
         is_kept |= group.cuts.iter().any(|(id, cut)| is_old(*id, cut));
         sealed.extend(set);
-        let mut held = Sealing::new(&mut group).run();
+        let (mut held, untouched) = Sealing::new(&mut group).run();
         drop(gates);
+        let mut later = Later::of(core, first, &held);
+        // Before the others, so that they have their turn first.
+        for (shard, left) in untouched {
+            if shard == first {
+                later.add(&left);
+            }
+            wait_for_turn(core, shard, left, is_kept);
+        }
         let mut strays = ShardSet::default();
         for held in &held {
             strays.extend(held.wait_for_next(core, is_kept));
@@ -63,7 +71,7 @@ pub(super) fn seal<'a>(core: &'a Core, first: ShardId, waiters: &mut Vec<Waiter>
             continue;
         }
         group.refused = refuse(core, &lost, waiters);
-        postpone(core, first, &group, &held, waiters);
+        postpone(core, first, &group, &later, waiters);
         let data = &mut group.data;
         waiters.iter().for_each(|waiter| data.extend(waiter.data));
         return group;
@@ -116,10 +124,10 @@ impl Held {
         }
     }
 
-    /// Returns an inode of which the batch has a part.
-    fn part(inode: Arc<Inode>, is_dead: bool, map: &Map) -> Held {
+    /// Returns an inode of which the batch has a part. `since`: the first batch that had not all, if that was before the first part.
+    fn part(inode: Arc<Inode>, is_dead: bool, map: &Map, since: Option<u64>) -> Held {
         Held {
-            left_since: map.left_since(),
+            left_since: since.or(map.left_since()),
             data: map.shards(),
             ..Held::whole(inode, is_dead, ShardSet::default(), None)
         }
@@ -144,11 +152,15 @@ impl Held {
             core.operations.note(shard, commits.seq());
         }
         let (inode, is_dead) = (self.inode.clone(), self.is_dead);
-        if self.left_since.is_some() {
-            // So the next batch can have a part, whichever blocks it changes. A link to a shard that has failed would end the changes.
-            let works = |id: &ShardId| core.shards.get(*id).commits.failure().is_ok();
-            commits.link(self.data.iter().filter(works).collect());
-            commits.push_left(Left { inode, is_dead }, !is_kept);
+        if let Some(since) = self.left_since {
+            let left = Left {
+                inode,
+                is_dead,
+                since,
+                data: self.data,
+            };
+            let shard = core.shards.map().of_ino(self.inode.ino);
+            wait_for_turn(core, shard, vec![left], is_kept);
             return ShardSet::default();
         }
         match is_dead {
@@ -159,11 +171,71 @@ impl Held {
     }
 }
 
+/// Puts inodes of a shard, of which the sealed batch had a part or nothing, into the next batch. `is_kept`: as for `wait_for_next`.
+fn wait_for_turn(core: &Core, shard: ShardId, left: Vec<Left>, is_kept: bool) {
+    let commits = &core.shards.get(shard).commits;
+    if commits.failure().is_err() {
+        // The removed ones stay orphans, and a later mount removes them.
+        let dead = left.iter().filter(|left| left.is_dead);
+        return core
+            .leaving
+            .remove(&dead.map(|left| left.inode.ino).collect::<Vec<_>>());
+    }
+    // So the next batch can have a part, whichever blocks it changes. A link to a shard that has failed would end the changes.
+    let works = |id: &ShardId| core.shards.get(*id).commits.failure().is_ok();
+    let mut data = ShardSet::default();
+    left.iter().for_each(|left| data.extend(left.data));
+    commits.link(data.iter().filter(works).collect());
+    commits.push_left(left, !is_kept);
+}
+
+/// What a batch of one shard has left for later ones.
+struct Later {
+    /// The files that are not removed.
+    files: Vec<Arc<Inode>>,
+    /// The first batch that has not all of such a file.
+    files_since: Option<u64>,
+    /// The same for files that are removed.
+    removals_since: Option<u64>,
+}
+
+impl Later {
+    fn of(core: &Core, shard: ShardId, held: &[Held]) -> Later {
+        let of_shard = |held: &&Held| core.shards.map().of_ino(held.inode.ino) == shard;
+        let since = |is_dead| {
+            let held = held.iter().filter(of_shard);
+            let held = held.filter(|held| held.is_dead == is_dead);
+            held.filter_map(|held| held.left_since).min()
+        };
+        Later {
+            files: held.iter().map(|held| held.inode.clone()).collect(),
+            files_since: since(false),
+            removals_since: since(true),
+        }
+    }
+
+    /// Adds inodes that the batch left as they were.
+    fn add(&mut self, left: &[Left]) {
+        for left in left {
+            let since = match left.is_dead {
+                true => &mut self.removals_since,
+                false => {
+                    self.files.push(left.inode.clone());
+                    &mut self.files_since
+                }
+            };
+            *since = Some(since.map_or(left.since, |since| since.min(left.since)));
+        }
+    }
+}
+
 /// The sealing of a group's batches, while the gates are closed.
 struct Sealing<'s, 'a> {
     core: &'a Core,
     group: &'s mut Group<'a>,
     held: Vec<Held>,
+    /// By shard, the inodes for whose changes the shares of its batch did not suffice.
+    untouched: Vec<(ShardId, Vec<Left>)>,
 }
 
 impl<'s, 'a> Sealing<'s, 'a> {
@@ -172,29 +244,19 @@ impl<'s, 'a> Sealing<'s, 'a> {
             core: group.core,
             group,
             held: Vec::new(),
+            untouched: Vec::new(),
         }
     }
 
-    /// Seals all batches. Returns the inodes that wait for the next ones.
-    fn run(mut self) -> Vec<Held> {
+    /// Seals all batches. Returns the inodes that wait for the next ones: those of which the batches have a part, and those that they left
+    /// as they were.
+    fn run(mut self) -> (Vec<Held>, Vec<(ShardId, Vec<Left>)>) {
         for at in 0..self.group.cuts.len() {
             let batch = self.begin(at);
             let id = self.group.cuts[at].0;
             let inodes = &self.core.shards.get(id).inodes;
             let count = inodes.sealed();
-            let (mut of_left, mut of_new) = self.shares(at);
-            for Left { inode, is_dead } in batch.left {
-                match is_dead {
-                    true => self.bury(at, inode, &mut of_left),
-                    false => self.snapshot_once(at, inode, &mut of_left),
-                }
-            }
-            for inode in batch.dead {
-                self.bury(at, inode, &mut of_new);
-            }
-            for inode in batch.dirty {
-                self.snapshot_once(at, inode, &mut of_new);
-            }
+            self.take_inodes(at, batch.dirty, batch.left, batch.dead);
             let cut = &mut self.group.cuts[at].1;
             if inodes.sealed() != count {
                 cut.changes
@@ -204,7 +266,62 @@ impl<'s, 'a> Sealing<'s, 'a> {
             let logged = self.core.allocator.logged_of(id);
             cut.changes.extend(logged.take_changes());
         }
-        self.held
+        (self.held, self.untouched)
+    }
+
+    /// Takes the inodes of a batch, as far as its shares suffice. A batch must have the attributes of each inode that has changed. Each other
+    /// one waits without a row in the batch, so its length does not depend on their number.
+    fn take_inodes(
+        &mut self,
+        at: usize,
+        dirty: Vec<Arc<Inode>>,
+        left: Vec<Left>,
+        dead: Vec<Arc<Inode>>,
+    ) {
+        let (id, seq) = (self.group.cuts[at].0, self.group.cuts[at].1.seq);
+        let (mut of_left, mut of_new) = self.shares(at);
+        let mut untouched = Vec::new();
+        for inode in dirty {
+            self.snapshot_once(at, inode, &mut of_new);
+        }
+        let (removals, files): (Vec<_>, Vec<_>) = left.into_iter().partition(|left| left.is_dead);
+        for left in files {
+            // `dirty` may have had it, too.
+            let is_taken = !left.inode.dirty.load(Ordering::Acquire);
+            let is_touched = left.inode.touched.load(Ordering::Acquire);
+            if !is_taken && !is_touched && of_left.is_used_up() {
+                untouched.push(left);
+            } else {
+                self.snapshot_once(at, left.inode, &mut of_left);
+            }
+        }
+        let mut of_removals = self.share_of_removals(at, [&of_left, &of_new]);
+        for left in removals {
+            if of_removals.is_used_up() {
+                untouched.push(left);
+            } else {
+                self.bury(at, left.inode, Some(left.since), &mut of_removals);
+            }
+        }
+        for inode in dead {
+            let file = inode.file.lock().clone();
+            match file.filter(|_| of_removals.is_used_up()) {
+                Some(file) => {
+                    // No batch needs the images before the one that removes the inode.
+                    self.hold_images(inode.ino, true);
+                    untouched.push(Left {
+                        data: file.map.read().shards(),
+                        inode,
+                        is_dead: true,
+                        since: seq,
+                    });
+                }
+                None => self.bury(at, inode, None, &mut of_removals),
+            }
+        }
+        if !untouched.is_empty() {
+            self.untouched.push((id, untouched));
+        }
     }
 
     /// Takes the current batch of a shard, and gives the next one its number.
@@ -213,6 +330,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
         let commits = &self.core.shards.get(*id).commits;
         let mut batch = std::mem::take(&mut *commits.batch.lock());
         commits.weight.store(0, Ordering::Relaxed);
+        commits.removals.store(0, Ordering::Relaxed);
         cut.seq = commits.seq.load(Ordering::Acquire);
         commits.seq.store(cut.seq + 1, Ordering::Release);
         cut.changes.append(&mut batch.changes);
@@ -222,7 +340,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
         batch
     }
 
-    /// Returns how many changes of extents a shard's batch takes: of inodes that the batch before had in part, and of all others. The
+    /// Returns how many changes of extents a shard's batch takes: of files that the batch before had in part, and of all others. The
     /// batches of a group together take as much as one, because the changes of bitmaps may all be in one of them.
     fn shares(&self, at: usize) -> (Share, Share) {
         let shard = self.core.shards.get(self.group.cuts[at].0);
@@ -236,6 +354,19 @@ impl<'s, 'a> Sealing<'s, 'a> {
             Share::of_left(full_at, container_blocks),
             Share::of_new(full_at, container_blocks),
         )
+    }
+
+    /// Returns how many changes of extents a shard's batch takes for removals, when `others` is what is left of the other shares.
+    fn share_of_removals(&self, at: usize, others: [&Share; 2]) -> Share {
+        let shard = self.core.shards.get(self.group.cuts[at].0);
+        let container_blocks = shard.store.container_blocks();
+        match shard.commits.step_pages() {
+            Some(pages) => Share::of_short_steps(pages, container_blocks),
+            None => {
+                let full_at = shard.commits.full_at / self.group.cuts.len();
+                Share::of_removals(full_at, container_blocks, others)
+            }
+        }
     }
 
     /// Returns the shards of these slices that are outside of the group.
@@ -302,6 +433,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
         inode.included_in.store(seq, Ordering::Release);
         // Before its state is read: a change from here on puts the inode into the next batch.
         inode.dirty.store(false, Ordering::Release);
+        inode.touched.store(false, Ordering::Release);
         let mut meta = inode.meta.write();
         if meta.buried {
             return;
@@ -389,7 +521,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
             true => self.hold_images_left(inode.ino, &map),
             false => self.hold_images(inode.ino, true),
         }
-        let held = Held::part(inode.clone(), false, &map);
+        let held = Held::part(inode.clone(), false, &map, None);
         (map.size_for_batch(committed, size), Some(held))
     }
 
@@ -438,8 +570,8 @@ impl<'s, 'a> Sealing<'s, 'a> {
     }
 
     /// Adds the removal of an inode to the batch of its shard, or as much of it as the share permits. Has the inode wait if that needs
-    /// blocks of a shard outside of the group.
-    fn bury(&mut self, at: usize, inode: Arc<Inode>, share: &mut Share) {
+    /// blocks of a shard outside of the group. `since`: the first batch that did not have all of it.
+    fn bury(&mut self, at: usize, inode: Arc<Inode>, since: Option<u64>, share: &mut Share) {
         let from = self.cut(at).changes.len();
         let ino = inode.ino;
         let mut meta = inode.meta.write();
@@ -469,7 +601,8 @@ impl<'s, 'a> Sealing<'s, 'a> {
                     changes.push(Change::PutInode(ino, rec));
                 }
                 inode.included_in.store(cut.seq, Ordering::Release);
-                self.held.push(Held::part(inode.clone(), true, map));
+                let held = Held::part(inode.clone(), true, map, since);
+                self.held.push(held);
                 return self.route(at, from);
             }
         }
@@ -513,10 +646,9 @@ fn postpone(
     core: &Core,
     first: ShardId,
     group: &Group<'_>,
-    held: &[Held],
+    later: &Later,
     waiters: &mut Vec<Waiter>,
 ) {
-    let map = core.shards.map();
     let commits = &core.shards.get(first).commits;
     // Declared before the lock, so that the files are dropped after it is released.
     let files: Vec<_> = waiters
@@ -528,16 +660,14 @@ fn postpone(
         .filter(|(id, _)| *id == first)
         .map(|(_, cut)| cut.seq)
         .next();
-    let of_first = held
-        .iter()
-        .filter(|held| map.of_ino(held.inode.ino) == first);
-    let left_since = of_first.filter_map(|held| held.left_since).min();
     let mut control = commits.control.lock();
     for (mut waiter, file) in std::mem::take(waiters).into_iter().zip(&files) {
-        let is = |inode: &Arc<Inode>| held.iter().any(|held| Arc::ptr_eq(&held.inode, inode));
+        let is = |inode: &Arc<Inode>| later.files.iter().any(|file| Arc::ptr_eq(file, inode));
         let since = waiter.since.or(batch);
+        let removals_since = later.removals_since.filter(|_| waiter.removals);
         // Not for changes that came later: there may be more with each batch.
-        let is_left = !waiter.names_only && left_since.is_some_and(|left| Some(left) <= since);
+        let mut left = later.files_since.into_iter().chain(removals_since);
+        let is_left = !waiter.names_only && left.any(|left| Some(left) <= since);
         let of_all = waiter.commit && is_left;
         if file.as_ref().is_some_and(|file| file.is_in_truncation()) {
             // Under the lock, so that the end of the truncation finds the waiter there (`released`).

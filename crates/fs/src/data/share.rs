@@ -1,7 +1,9 @@
 //! How many changes of extents a batch takes, so that its length and the time to seal it are bounded, however many extents a file has.
 //!
-//! A batch has two shares: one for files whose changes an earlier batch did not take as a whole, and one for all others, of which one
-//! file takes a part only. So a file with very many changes takes many batches, and other files' changes are in each of them.
+//! A batch has three shares: one for files with new changes, one for files whose changes an earlier batch did not take as a whole, and
+//! one for the removals of files. One file takes only a part of a share. So a file with very many changes takes many batches, and other
+//! files' changes are in each of them. Removals also get what the others leave. They come last, so that the sync of a file does
+//! not wait for the removals of others.
 
 use std::collections::HashSet;
 
@@ -9,13 +11,14 @@ use jericho_volume::SliceId;
 
 use crate::data::extents::At;
 
-/// By what the number of changes of a full batch is divided for the steps of a share.
+/// By what the number of changes of a full batch is divided for the steps of the share of new changes, and of the two other ones.
 const STEPS_PART: usize = 4;
+const OTHER_STEPS_PART: usize = 8;
 /// Blocks of the bitmaps that a share changes for each change of a full batch: 128 bytes of bitmaps.
 const BITMAP_BLOCKS: usize = 1024;
 /// By what the steps of a share are divided for one file, and the containers.
 const NEW_FILE_PART: usize = 8;
-const LEFT_FILE_PART: usize = 4;
+const OTHER_FILE_PART: usize = 4;
 const FILE_CONTAINERS_PART: usize = 2;
 /// Steps that a file takes at least, as far as the share has them: more than a small sync has, so that it needs one batch.
 const FILE_STEPS_MIN: usize = 64;
@@ -41,17 +44,38 @@ pub struct Share {
 impl Share {
     /// Returns the share of files whose changes an earlier batch did not take as a whole. A full batch has `full_at` changes.
     pub fn of_left(full_at: usize, container_blocks: u32) -> Share {
-        Share::new(LEFT_FILE_PART, full_at, container_blocks)
+        Share::new(
+            (OTHER_STEPS_PART, OTHER_FILE_PART),
+            full_at,
+            container_blocks,
+        )
     }
 
-    /// Returns the share of all other files.
+    /// Returns the share of files with new changes.
     pub fn of_new(full_at: usize, container_blocks: u32) -> Share {
-        Share::new(NEW_FILE_PART, full_at, container_blocks)
+        Share::new((STEPS_PART, NEW_FILE_PART), full_at, container_blocks)
+    }
+
+    /// Returns the share of removals: one of its own, with what `others` have left.
+    pub fn of_removals(full_at: usize, container_blocks: u32, others: [&Share; 2]) -> Share {
+        let own = Share::of_left(full_at, container_blocks);
+        let steps = others
+            .iter()
+            .fold(own.steps, |sum, other| sum + other.steps);
+        let others = others.iter().map(|other| other.containers);
+        let containers = others.fold(own.containers, |sum, other| sum + other);
+        Share {
+            steps,
+            containers,
+            file_steps_max: (steps / OTHER_FILE_PART).max(FILE_STEPS_MIN),
+            file_containers_max: (containers / FILE_CONTAINERS_PART).max(2),
+            ..own
+        }
     }
 
     /// Returns the share of a file whose changes one batch should take as a whole.
     pub fn of_replacement(full_at: usize, container_blocks: u32) -> Share {
-        Share::new(1, full_at, container_blocks)
+        Share::new((STEPS_PART, 1), full_at, container_blocks)
     }
 
     /// Returns a share of which each file takes one step of at most this many pages.
@@ -59,7 +83,11 @@ impl Share {
         Share {
             file_steps_max: 1,
             step_pages,
-            ..Share::new(1, FILE_STEPS_MIN * STEPS_PART, container_blocks)
+            ..Share::new(
+                (STEPS_PART, 1),
+                FILE_STEPS_MIN * STEPS_PART,
+                container_blocks,
+            )
         }
     }
 
@@ -68,8 +96,13 @@ impl Share {
         self.steps
     }
 
-    fn new(file_part: usize, full_at: usize, container_blocks: u32) -> Share {
-        let steps = (full_at / STEPS_PART).max(1);
+    /// Returns whether the share may not suffice for a step of another file.
+    pub fn is_used_up(&self) -> bool {
+        self.steps == 0 || self.containers < 2
+    }
+
+    fn new((part, file_part): (usize, usize), full_at: usize, container_blocks: u32) -> Share {
+        let steps = (full_at / part).max(1);
         // A step changes at most two containers. With less than that no step would be taken.
         let containers = full_at * BITMAP_BLOCKS / container_blocks.max(1) as usize;
         let containers = containers.clamp(2, steps.max(2));

@@ -392,6 +392,7 @@ impl Fs {
     fn remove(&self, dir: Ino, name: &[u8], is_dir: bool) -> Result<()> {
         check_name(name)?;
         let core = &self.core;
+        core.wait_for_removals();
         let inode = core.in_gates(&[dir], |gates| self.remove_in(gates, dir, name, is_dir))?;
         core.reap(&inode);
         Ok(())

@@ -79,6 +79,7 @@ impl Fs {
         let core = &self.core;
         core.may_change_inode(dir)?;
         core.may_change_inode(new_dir)?;
+        core.wait_for_removals();
         self.write_replacement((dir, name), (new_dir, new_name), &absorb)?;
         if flags & EXCHANGE != 0 {
             self.write_replacement((new_dir, new_name), (dir, name), &absorb)?;
