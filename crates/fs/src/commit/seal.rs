@@ -525,25 +525,19 @@ impl<'s, 'a> Sealing<'s, 'a> {
         (map.size_for_batch(committed, size), Some(held))
     }
 
-    /// Returns the images of a file's shard if the volume has checksums: image and checksum of a page must be in one batch.
-    fn images_to_hold(&self, ino: Ino) -> Option<&LoggedPages> {
+    fn images_of(&self, ino: Ino) -> &LoggedPages {
         let shard = self.core.shards.map().of_ino(ino);
-        let logged = self.core.allocator.logged_of(shard);
-        self.core.has_checksums().then_some(logged)
+        self.core.allocator.logged_of(shard)
     }
 
-    /// Has the images of a file's pages wait if the batch omits the changes of the file's checksums.
+    /// Has the images of a file's pages wait if the batch leaves the file's extents and checksums as they were.
     fn hold_images(&self, ino: Ino, is_held: bool) {
-        if let Some(logged) = self.images_to_hold(ino) {
-            logged.hold(ino, is_held);
-        }
+        self.images_of(ino).hold(ino, is_held);
     }
 
-    /// Has images of a file's pages wait if the batch omits the changes of these pages.
+    /// Has the images of those pages of a file wait that the batch leaves as they were.
     fn hold_images_left(&self, ino: Ino, map: &Map) {
-        if let Some(logged) = self.images_to_hold(ino) {
-            logged.hold_left(ino, |page| map.is_left(page));
-        }
+        self.images_of(ino).hold_left(ino, |page| map.is_left(page));
     }
 
     /// Adds changes of a file's extents to the batch: as many as the share permits. Changes nothing if they need shards outside of the
