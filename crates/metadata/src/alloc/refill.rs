@@ -170,7 +170,7 @@ impl Allocator {
             count: region.chunk_blocks() as u32,
         };
         let freed = self.give_back(blocks, "chunk");
-        self.available.fetch_add(freed, Ordering::AcqRel);
+        self.counts.available.fetch_add(freed, Ordering::AcqRel);
     }
 
     /// Takes one contiguous chunk, near the end of the slice `only`, or of any slice (those with the most free blocks first). Returns `None`
@@ -186,7 +186,7 @@ impl Allocator {
             match self.take_chunk_in(slice, blocks) {
                 Ok(None) => {}
                 Ok(Some(entry)) => {
-                    self.reserved.fetch_sub(blocks, Ordering::AcqRel);
+                    self.counts.reserved.fetch_sub(blocks, Ordering::AcqRel);
                     return Ok(Some(entry));
                 }
                 Err(error) => {
