@@ -270,6 +270,15 @@ impl Allocator {
         &self.shard(self.shards().of_slice(slice)).store
     }
 
+    /// Holds all locks of a slice and of its shard's images until the returned value is dropped.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn hold_all(&self, slice: SliceId) -> impl Sized {
+        let space = self.space(slice);
+        let containers: Vec<_> = space.containers.iter().map(|c| c.bits.lock()).collect();
+        let logged = self.logged_of(self.shards().of_slice(slice));
+        (containers, space.regions.write(), logged.hold_all())
+    }
+
     /// Returns a slice that exists.
     fn space(&self, slice: SliceId) -> &Space {
         let found = self.slices.get(usize::from(slice));
