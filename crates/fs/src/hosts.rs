@@ -82,6 +82,10 @@ impl FileHost for Host {
         self.0.mark_dirty(inode);
     }
 
+    fn bury(&self, dead: &Arc<Inode>, result: std::result::Result<(), jericho_cache::Error>) {
+        self.0.bury(dead, result);
+    }
+
     fn write_failed(&self, error: &Error) {
         self.0.write_failed(error);
     }

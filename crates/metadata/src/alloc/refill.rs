@@ -39,15 +39,19 @@ pub(super) struct Before {
 
 impl Supply for Before {
     fn before_commit(&self, changes: &[Change]) -> Result<()> {
+        let mut freed = changes.iter().filter_map(|change| match change {
+            Change::Free(blocks) => Some(*blocks),
+            _ => None,
+        });
+        let Some(first) = freed.next() else {
+            // Most batches free nothing, and a reference to the allocator counts in a place of all stores.
+            return Ok(());
+        };
         let Some(allocator) = self.allocator.upgrade() else {
             return Ok(());
         };
-        for change in changes {
-            if let Change::Free(blocks) = change {
-                allocator.load_for(*blocks)?;
-            }
-        }
-        Ok(())
+        allocator.load_for(first)?;
+        freed.try_for_each(|blocks| allocator.load_for(blocks))
     }
 
     fn has_enough(&self, region: &Region, pages: u64, free: u64) -> bool {
