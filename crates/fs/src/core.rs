@@ -413,12 +413,27 @@ impl Core {
         };
         meta.dead = true;
         drop(meta);
-        let (core, dead) = (self.clone(), inode.clone());
-        let bury = move |result: CacheResult| match result {
+        // With a narrow range the cache checks only these pages and not all pages it holds.
+        let pages = file.as_ref().map_or(0, |file| file.end_page());
+        let cached = file.as_ref().and_then(|file| Some((file, file.cache()?)));
+        match cached {
+            Some((file, cache)) if pages > 0 => {
+                // The file's reference to the filesystem: removals in other slices do not write to its count.
+                let (host, dead) = (file.host.clone(), inode.clone());
+                let bury = move |result| host.bury(&dead, result);
+                cache.invalidate(file.object_id(), 0..pages, Box::new(bury))
+            }
+            _ => self.end_removal(inode, Ok(())),
+        }
+    }
+
+    /// Has the next batch remove an inode, after the cache has dropped its pages or has failed to.
+    fn end_removal(&self, dead: &Arc<Inode>, result: CacheResult) {
+        match result {
             Ok(()) => {
-                let commits = core.commits_of(dead.ino);
+                let commits = self.commits_of(dead.ino);
                 commits.push_dead(dead.clone());
-                if core.leaving.waiters() > 0 {
+                if self.leaving.waiters() > 0 {
                     commits.hurry();
                 }
             }
@@ -427,17 +442,8 @@ impl Core {
                     "file {} has no name and cannot be removed before the next mount: {error}",
                     dead.ino
                 );
-                core.leaving.remove(&[dead.ino]);
+                self.leaving.remove(&[dead.ino]);
             }
-        };
-        // With a narrow range the cache checks only these pages and not all pages it holds.
-        let pages = file.as_ref().map_or(0, |file| file.end_page());
-        let cached = file.as_ref().and_then(|file| Some((file, file.cache()?)));
-        match cached {
-            Some((file, cache)) if pages > 0 => {
-                cache.invalidate(file.object_id(), 0..pages, Box::new(bury))
-            }
-            _ => bury(Ok(())),
         }
     }
 
@@ -545,6 +551,10 @@ impl FileHost for Core {
 
     fn mark_dirty(&self, inode: &Arc<Inode>) {
         Core::mark_dirty(self, inode);
+    }
+
+    fn bury(&self, dead: &Arc<Inode>, result: CacheResult) {
+        self.end_removal(dead, result);
     }
 
     fn write_failed(&self, error: &Error) {

@@ -8,6 +8,8 @@ use jericho_storage::{Appended, Device, FlushEpoch, FlushEpochs, IoError};
 /// The devices of a volume, and the data on them that is not durable.
 pub struct DataFlushes(Appended<DataDevice>);
 
+/// Has cache lines of its own: each write of data to the device changes it.
+#[repr(align(128))]
 struct DataDevice {
     device: Arc<dyn Device>,
     epochs: FlushEpochs,

@@ -20,7 +20,7 @@ impl Fs {
         // Also after an error: another call may have grown the volume, and not come here yet.
         let slices = core.volume.slices().iter().map(Into::into).collect();
         if core.allocator.grow(slices) > 0 {
-            core.leaving.freed();
+            core.leaving.freed(0);
         }
         grown
     }

@@ -47,6 +47,12 @@ impl Hosts {
             .clone()
     }
 
+    /// Holds the lock of a shard until the returned value is dropped.
+    #[cfg(test)]
+    pub fn hold_all(&self, shard: ShardId) -> impl Sized {
+        self.0[shard.index()].0.lock()
+    }
+
     /// Drops the references, which ends the cycles between them and the filesystem.
     pub fn clear(&self) {
         for slot in &self.0 {
@@ -74,6 +80,10 @@ impl FileHost for Host {
 
     fn mark_dirty(&self, inode: &Arc<Inode>) {
         self.0.mark_dirty(inode);
+    }
+
+    fn bury(&self, dead: &Arc<Inode>, result: std::result::Result<(), jericho_cache::Error>) {
+        self.0.bury(dead, result);
     }
 
     fn write_failed(&self, error: &Error) {

@@ -133,6 +133,8 @@ pub trait FileHost: Send + Sync {
     fn flushes(&self) -> &DataFlushes;
     /// Includes the inode's attributes in the next batch.
     fn mark_dirty(&self, inode: &Arc<Inode>);
+    /// Has the next batch remove an inode, after the cache has dropped its pages or has failed to.
+    fn bury(&self, dead: &Arc<Inode>, result: Result<(), jericho_cache::Error>);
     /// Records that the write-back of a file's pages failed.
     fn write_failed(&self, error: &Error);
     /// Returns the number of the last durable batch of the inode's shard.

@@ -212,7 +212,7 @@ impl Fs {
         if let Err(error) = self.start_discarder() {
             tracing::warn!(%error, "freed blocks are not discarded until the next mount");
         }
-        core.leaving.freed();
+        core.leaving.freed(0);
     }
 }
 

@@ -1,22 +1,24 @@
-//! Creates in different slices share no cache line that one of them writes: no lock, no atomic and no counter.
+//! Operations on files in different slices share no cache line that one of them writes: no lock, no atomic and no counter.
 //!
-//! The test runs itself under valgrind's tool lackey, which prints each access to memory. Two threads create files, one after the other, each in
-//! a slice of its own. A line that one thread writes and the other one uses would make the two slow each other down if they ran at the same
-//! time. Nothing is committed, because lackey does not tell threads apart, and the checkpointer follows each commit.
+//! Two threads make files, one after the other, each in a slice of its own, and the accesses of each to memory are recorded
+//! (`jericho_sim::lines`). A line that one thread writes and the other one uses would make the two slow each other down if they ran at the
+//! same time. The thread that syncs commits, so commits are recorded, too.
+//!
+//! Two things are shared, and the tests know their lines: the numbers of free blocks, which writes change, and the records of threads in
+//! `arc_swap`, to which a commit writes. docs/internals/fs.md tells why.
 
-use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, mpsc};
 
+use arc_swap::ArcSwap;
 use jericho_fs::add::add_device;
 use jericho_fs::format::format_devices;
 use jericho_fs::types::{Caller, Ino, Kind, ROOT};
 use jericho_fs::{Fs, FsOptions};
+use jericho_sim::lines::{Record, announce, record, trace};
 use jericho_storage::{Device, DiscardEffect, Layer, OpenOptions, open_device};
 use jericho_volume::{FormatOptions, OpenMode, Volume};
 
@@ -25,20 +27,12 @@ const CALLER: Caller = Caller {
     gid: 100,
     umask: 0o022,
 };
-const LINE_BYTES: u64 = 64;
-/// Creates before the recorded ones: then each thread's own memory has grown to its size.
+/// Repetitions of the first part before the recorded ones: then each thread's own memory has grown to its size.
 const WARM_UP: usize = 80;
 const RECORDED: usize = 20;
-/// Written at the begin and at the end of what is recorded: the number of the thread, and 0. The trace shows where.
-static MARK: Mark = Mark([0; 8], AtomicU64::new(0), [0; 8]);
-
-/// Has cache lines of its own.
-#[repr(align(128))]
-struct Mark(
-    #[expect(dead_code)] [u64; 8],
-    AtomicU64,
-    #[expect(dead_code)] [u64; 8],
-);
+/// The same for the other parts. A commit takes a hundred times as many accesses as a create.
+const WARM_UP_LATER: usize = 4;
+const RECORDED_LATER: usize = 3;
 
 /// The environment variable with the directory of the devices.
 const DIR: &str = "JERICHO_LINES_DIR";
@@ -118,26 +112,99 @@ fn open_and_add(dir: &Path) -> Arc<Fs> {
     fs
 }
 
-fn create(fs: &Fs, dir: Ino, from: usize, count: usize) {
-    for number in from..from + count {
-        let name = format!("f{number}");
-        let made = fs.mknod(dir, name.as_bytes(), Kind::File, 0o644, 0, CALLER);
-        let file = fs.open_file(made.unwrap().ino).unwrap();
-        fs.close_file(&file);
-    }
+/// What each thread does, and what the test expects of it.
+const PARTS: [Part; 4] = [
+    Part {
+        name: "creates",
+        run: create,
+        uses_blocks: false,
+        commits: false,
+    },
+    Part {
+        name: "creates and removals",
+        run: create_and_remove,
+        uses_blocks: false,
+        commits: false,
+    },
+    Part {
+        name: "creates and syncs",
+        run: create_and_sync,
+        uses_blocks: false,
+        commits: true,
+    },
+    Part {
+        name: "writes, removals and syncs",
+        run: write_and_remove,
+        uses_blocks: true,
+        commits: true,
+    },
+];
+
+struct Part {
+    name: &'static str,
+    /// Makes a file with this name.
+    run: fn(&Fs, Ino, &str),
+    /// Changes the numbers of free blocks.
+    uses_blocks: bool,
+    commits: bool,
 }
 
-/// What runs under valgrind. Prints the address of `MARK`.
+fn make(fs: &Fs, dir: Ino, name: &str) -> Arc<jericho_fs::File> {
+    let made = fs.mknod(dir, name.as_bytes(), Kind::File, 0o644, 0, CALLER);
+    fs.open_file(made.unwrap().ino).unwrap()
+}
+
+fn remove(fs: &Fs, dir: Ino, name: &str, file: &Arc<jericho_fs::File>) {
+    fs.unlink(dir, name.as_bytes()).unwrap();
+    fs.close_file(file);
+    fs.forget(file.ino(), 1);
+}
+
+fn sync(fs: &Fs, file: &Arc<jericho_fs::File>) {
+    let (sender, receiver) = mpsc::channel();
+    let done = Box::new(move |result| sender.send(result).unwrap());
+    fs.fsync_blocking(file, false, done);
+    receiver.recv().unwrap().unwrap();
+}
+
+fn create(fs: &Fs, dir: Ino, name: &str) {
+    fs.close_file(&make(fs, dir, name));
+}
+
+fn create_and_remove(fs: &Fs, dir: Ino, name: &str) {
+    remove(fs, dir, name, &make(fs, dir, name));
+}
+
+fn create_and_sync(fs: &Fs, dir: Ino, name: &str) {
+    let file = make(fs, dir, name);
+    sync(fs, &file);
+    fs.close_file(&file);
+}
+
+fn write_and_remove(fs: &Fs, dir: Ino, name: &str) {
+    let file = make(fs, dir, name);
+    fs.begin_write(&file, 0, 100).unwrap();
+    fs.end_write(&file, 0, 100);
+    sync(fs, &file);
+    remove(fs, dir, name, &file);
+    // Commits the removal.
+    let (sender, receiver) = mpsc::channel();
+    let done = Box::new(move |result| sender.send(result).unwrap());
+    fs.fsync_dir_blocking(dir, done);
+    receiver.recv().unwrap().unwrap();
+}
+
+/// What runs under valgrind.
 #[test]
 #[ignore = "run by the other tests, under valgrind"]
-fn creates_that_are_recorded() {
+fn operations_that_are_recorded() {
     let dir = std::env::var_os(DIR).unwrap();
     let adds = std::env::var_os(ADDS).is_some();
     let fs = match adds {
         true => open_and_add(Path::new(&dir)),
         false => open(devices(Path::new(&dir))),
     };
-    println!("mark {:x}", &raw const MARK.1 as usize);
+    announce();
     let barrier = &Barrier::new(2);
     std::thread::scope(|scope| {
         for (index, name) in [b"x", b"y"].into_iter().enumerate() {
@@ -152,91 +219,40 @@ fn creates_that_are_recorded() {
                         };
                         let dir = dir.unwrap().ino;
                         assert_eq!((dir >> 40) as usize, index, "the slice");
-                        // The other thread reaches the barrier meanwhile.
-                        create(fs, dir, 0, WARM_UP);
-                        MARK.1.store(1 + index as u64, Ordering::SeqCst);
-                        create(fs, dir, WARM_UP, RECORDED);
-                        MARK.1.store(0, Ordering::SeqCst);
+                        PARTS.iter().enumerate().for_each(|(number, part)| {
+                            let run = |from: usize, count| {
+                                (from..from + count)
+                                    .for_each(|i| (part.run)(fs, dir, &format!("{number}-{i}")));
+                            };
+                            let (before, recorded) = match number {
+                                0 => (WARM_UP, RECORDED),
+                                _ => (WARM_UP_LATER, RECORDED_LATER),
+                            };
+                            run(0, before);
+                            record(|| run(before, recorded));
+                        });
                     }
                     barrier.wait();
                 }
             });
         }
     });
+    // The lines that are known to be shared.
+    record(|| fs.has_room_for(1));
+    let swapped = ArcSwap::from_pointee(0);
+    let one = Arc::new(1);
+    record(|| swapped.store(one));
     // The trace is slow, so nothing more happens.
     std::process::exit(0);
 }
 
-/// The use of a line by the two threads: where each of them read and wrote it last, as the address of the instruction.
-#[derive(Clone, Copy, Debug, Default)]
-struct Use {
-    read: [Option<u64>; 2],
-    written: [Option<u64>; 2],
-}
-
-impl Use {
-    fn is_shared(&self) -> bool {
-        let uses = |thread: usize| self.read[thread].or(self.written[thread]).is_some();
-        (0..2).any(|thread| self.written[thread].is_some() && uses(1 - thread))
-    }
-}
-
-/// Follows lackey's trace: a line `I  ADDRESS,SIZE` for each instruction, and ` L`, ` S` or ` M` for each load, store and both.
-#[derive(Default)]
-struct Trace {
-    /// Number of times that the mark was written.
-    marks: u32,
-    instruction: u64,
-    uses: BTreeMap<u64, Use>,
-}
-
-impl Trace {
-    fn follow(&mut self, line: &str, mark: u64) {
-        let Some((kind, place)) = line.split_at_checked(3) else {
-            return;
-        };
-        let Some((address, size)) = place.split_once(',') else {
-            return;
-        };
-        let Ok(address) = u64::from_str_radix(address, 16) else {
-            return;
-        };
-        let is_store = match kind {
-            "I  " => {
-                self.instruction = address;
-                return;
-            }
-            " L " => false,
-            " S " | " M " => true,
-            _ => return,
-        };
-        if address == mark {
-            self.marks += u32::from(is_store);
-            return;
-        }
-        let thread = match self.marks {
-            1 => 0,
-            3 => 1,
-            _ => return,
-        };
-        let size: u64 = size.trim().parse().unwrap();
-        for line in address / LINE_BYTES..=(address + size - 1) / LINE_BYTES {
-            let uses = self.uses.entry(line).or_default();
-            match is_store {
-                true => uses.written[thread] = Some(self.instruction),
-                false => uses.read[thread] = Some(self.instruction),
-            }
-        }
-    }
-}
-
 #[test]
-fn creates_in_two_slices_share_no_cache_line_that_one_of_them_writes() {
+fn operations_in_two_slices_share_no_cache_line_that_one_of_them_writes() {
     assert_shares_no_line(false);
 }
 
 #[test]
-fn creates_in_a_slice_that_was_added_share_no_cache_line_with_those_in_another_one() {
+fn operations_in_a_slice_that_was_added_share_no_cache_line_with_those_in_another_one() {
     assert_shares_no_line(true);
 }
 
@@ -244,55 +260,26 @@ fn assert_shares_no_line(adds: bool) {
     // In the build directory, because /tmp may be a tmpfs, which has no direct I/O.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     prepare(dir.path(), adds);
-    let mut traced = Command::new("valgrind");
-    traced
-        .args(["--tool=lackey", "--trace-mem=yes", "--basic-counts=no"])
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "creates_that_are_recorded", "--ignored"])
-        .args(["--nocapture", "--test-threads=1"])
-        .env(DIR, dir.path())
-        // Else a thread goes on to use memory that another thread has allocated and that it has freed itself.
-        .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    let mut variables = vec![(DIR, dir.path().as_os_str())];
     if adds {
-        traced.env(ADDS, "1");
+        variables.push((ADDS, OsStr::new("1")));
     }
-    let mut traced = traced.spawn().expect("valgrind runs");
-    let said = BufReader::new(traced.stdout.take().unwrap());
-    let mark = Arc::new(AtomicU64::new(0));
-    let found = mark.clone();
-    let reader = std::thread::spawn(move || {
-        for line in said.lines() {
-            if let Some((_, address)) = line.unwrap().split_once("mark ") {
-                found.store(u64::from_str_radix(address, 16).unwrap(), Ordering::SeqCst);
-            }
+    let mut records = trace("operations_that_are_recorded", &variables);
+    let threads = records.pop().unwrap().only_written();
+    let blocks = records.pop().unwrap();
+    assert_eq!(records.len(), 2 * PARTS.len());
+    let mut found = vec![];
+    for (index, part) in PARTS.iter().enumerate() {
+        let (first, second) = (&records[index], &records[PARTS.len() + index]);
+        // Else the trace is not that of creates.
+        for record in [first, second] {
+            assert!(record.written() > 2 * RECORDED, "{}", part.name);
         }
-    });
-    let mut trace = Trace::default();
-    let mut lines = BufReader::new(traced.stderr.take().unwrap());
-    let mut line = String::new();
-    while lines.read_line(&mut line).unwrap() > 0 {
-        trace.follow(&line, mark.load(Ordering::SeqCst));
-        line.clear();
+        let mut known: Vec<&Record> = vec![];
+        known.extend(part.uses_blocks.then_some(&blocks));
+        known.extend(part.commits.then_some(&threads));
+        let shared = first.shared_with(second, &known).into_iter();
+        found.extend(shared.map(|line| format!("{}: {line}", part.name)));
     }
-    assert!(traced.wait().unwrap().success());
-    reader.join().unwrap();
-    assert_eq!(trace.marks, 4, "begin and end of two threads");
-    let written = |thread: usize| {
-        let lines = trace.uses.values();
-        lines.filter(|uses| uses.written[thread].is_some()).count()
-    };
-    // Else the trace is not that of creates.
-    assert!(written(0) > 2 * RECORDED && written(1) > 2 * RECORDED);
-    let shared: Vec<_> = (trace.uses.iter())
-        .filter(|(_, uses)| uses.is_shared())
-        .map(|(line, uses)| format!("{:#x}: {uses:x?}", line * LINE_BYTES))
-        .collect();
-    assert!(
-        shared.is_empty(),
-        "{} lines:\n{}",
-        shared.len(),
-        shared.join("\n")
-    );
+    assert!(found.is_empty(), "{}", found.join("\n"));
 }

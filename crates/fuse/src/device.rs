@@ -14,7 +14,7 @@ use crate::filesystem::{Jericho, REQUEST_BYTES_MAX};
 use crate::protocol::InHeader;
 use crate::protocol::init::{Agreed, Outcome, Wanted, negotiate};
 use crate::protocol::request::{Operation, Transfer, parse_message};
-use crate::reply::{Channel, DeviceReply, Reply, message};
+use crate::reply::{Channel, DeviceReply, OwnChannel, Reply, message};
 use crate::workers::WorkerNodes;
 
 const PAGE_BYTES: usize = 4096;
@@ -108,7 +108,10 @@ impl Workers {
                 false => shared.clone(),
             };
             let filesystem = filesystem.clone();
-            Ok(Box::new(move |place| serve(&channel, &filesystem, place)))
+            Ok(Box::new(move |place| {
+                // Allocated by the thread itself, so that no other thread's memory is beside it.
+                serve(&Arc::new(channel), &filesystem, place)
+            }))
         };
         let most = workers_max(count);
         Crew::start("mount-worker", count, most, nodes, Box::new(prepare)).map(Workers)
@@ -131,7 +134,7 @@ fn workers_max(count: usize) -> usize {
 }
 
 /// Serves requests until the mount ends, or until there are too many workers.
-fn serve(channel: &Channel, filesystem: &Jericho, place: &Place) -> io::Result<()> {
+fn serve(channel: &OwnChannel, filesystem: &Jericho, place: &Place) -> io::Result<()> {
     let mut buffer = Buffer::new();
     while let Some(bytes) = receive(channel, &mut buffer)? {
         place.serve(|| serve_one(channel, filesystem, bytes));
@@ -142,7 +145,7 @@ fn serve(channel: &Channel, filesystem: &Jericho, place: &Place) -> io::Result<(
     Ok(())
 }
 
-fn serve_one(channel: &Channel, filesystem: &Jericho, bytes: &[u8]) {
+fn serve_one(channel: &OwnChannel, filesystem: &Jericho, bytes: &[u8]) {
     let (header, operation) = parse_message(bytes, &filesystem.agreed);
     let Some(header) = header else {
         tracing::error!(

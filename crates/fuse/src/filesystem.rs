@@ -6,7 +6,7 @@
 //!   fallocate). So it may cache entries, attributes and the absence of a name for a long time. Files that programs write inline
 //!   are the exception; see `kept`.
 //! - Every entry in an answer counts one lookup of its inode; `forget` releases it.
-//! - A read or write that hits allocates nothing and takes no lock here.
+//! - A read or write that hits allocates nothing here. It takes no lock, except that of a handle with few lookups (`handles`).
 //! - A panic in a request costs only that request (EIO), not its thread: without threads the mount would hang.
 
 use std::sync::Arc;

@@ -103,7 +103,9 @@ impl Jericho {
     }
 
     fn number(&self, handle: Arc<Handle>) -> Outcome<u64> {
-        self.handles.insert(handle.clone()).ok_or_else(|| {
+        // The slice, so that opens in different slices share no lock.
+        let group = self.mounted.file(&handle).layout().home();
+        self.handles.insert(group, handle.clone()).ok_or_else(|| {
             self.mounted.close_file(&handle);
             libc::ENFILE
         })
@@ -179,7 +181,7 @@ mod tests {
     /// Requests to create `name`. Returns the errno of the answer.
     fn create(filesystem: &Jericho, name: &[u8], flags: i32) -> i32 {
         let (mut near, far) = UnixStream::pair().unwrap();
-        let channel = Arc::new(far.into());
+        let channel = Arc::new(Arc::new(far.into()));
         let header = InHeader::new_zeroed();
         let args = CreateIn {
             flags: (libc::O_WRONLY | libc::O_CREAT | flags) as u32,

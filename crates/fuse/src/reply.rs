@@ -20,15 +20,19 @@ use crate::scratch::Scratch;
 /// A channel to the kernel: `/dev/fuse`, opened or cloned.
 pub(crate) type Channel = Arc<OwnedFd>;
 
+/// A thread's own reference to a channel. Each reply counts a reference, and so writes to memory. Threads that share a channel would otherwise
+/// write to one cache line at every request.
+pub(crate) type OwnChannel = Arc<Channel>;
+
 /// The obligation to answer a request that came through the device.
 pub(crate) struct DeviceReply {
-    channel: Channel,
+    channel: OwnChannel,
     unique: u64,
     answered: bool,
 }
 
 impl DeviceReply {
-    pub(crate) fn new(channel: &Channel, unique: u64) -> DeviceReply {
+    pub(crate) fn new(channel: &OwnChannel, unique: u64) -> DeviceReply {
         DeviceReply {
             channel: channel.clone(),
             unique,
@@ -181,12 +185,12 @@ mod tests {
     use super::*;
 
     /// Returns a pair of sockets that preserve message boundaries, as the device does.
-    fn kernel() -> (OwnedFd, Channel) {
+    fn kernel() -> (OwnedFd, OwnChannel) {
         let flags = SocketFlags::CLOEXEC;
         let kind = SocketType::SEQPACKET;
         let pair = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None);
         let (kernel, daemon) = pair.unwrap();
-        (kernel, Arc::new(daemon))
+        (kernel, Arc::new(Arc::new(daemon)))
     }
 
     /// Returns the error, the request id and the body of a reply; `None` if nothing was sent.

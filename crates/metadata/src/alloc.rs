@@ -178,11 +178,18 @@ pub struct Allocator {
     chunk_blocks: u64,
     /// A slice comes after its shard.
     slices: Appended<Space>,
+    counts: Counts,
+    loans: Loans,
+    growing: Mutex<()>,
+}
+
+/// Numbers of blocks of the whole volume. They have cache lines of their own: each write of new data changes them, and commits in all shards
+/// read the allocator's other fields.
+#[repr(align(128))]
+struct Counts {
     /// Free blocks that are neither reserved nor lent.
     available: AtomicU64,
     reserved: AtomicU64,
-    loans: Loans,
-    growing: Mutex<()>,
 }
 
 /// What the allocator has of each shard. Has cache lines of its own.
@@ -239,8 +246,10 @@ impl Allocator {
             container_blocks,
             chunk_blocks,
             slices: slices.into_iter().collect(),
-            available: AtomicU64::new(available),
-            reserved: AtomicU64::new(0),
+            counts: Counts {
+                available: AtomicU64::new(available),
+                reserved: AtomicU64::new(0),
+            },
             loans: Loans::default(),
             growing: Mutex::new(()),
         }))
@@ -261,6 +270,15 @@ impl Allocator {
         &self.shard(self.shards().of_slice(slice)).store
     }
 
+    /// Holds all locks of a slice and of its shard's images until the returned value is dropped.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn hold_all(&self, slice: SliceId) -> impl Sized {
+        let space = self.space(slice);
+        let containers: Vec<_> = space.containers.iter().map(|c| c.bits.lock()).collect();
+        let logged = self.logged_of(self.shards().of_slice(slice));
+        (containers, space.regions.write(), logged.hold_all())
+    }
+
     /// Returns a slice that exists.
     fn space(&self, slice: SliceId) -> &Space {
         let found = self.slices.get(usize::from(slice));
@@ -274,7 +292,8 @@ impl Allocator {
             if !space.is_closed.swap(true, Ordering::AcqRel) {
                 let free = space.free.load(Ordering::Acquire);
                 let take = |available: u64| Some(available.saturating_sub(free));
-                let _ = (self.available).fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
+                let _ =
+                    (self.counts.available).fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
             }
         }
     }
@@ -295,11 +314,12 @@ impl Allocator {
     pub fn reserve(&self, blocks: u64) -> Result<()> {
         let take = |available: u64| available.checked_sub(blocks);
         match self
+            .counts
             .available
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, take)
         {
             Ok(_) => {
-                self.reserved.fetch_add(blocks, Ordering::AcqRel);
+                self.counts.reserved.fetch_add(blocks, Ordering::AcqRel);
                 Ok(())
             }
             Err(_) => Err(Error::Errno(28)),
@@ -308,8 +328,8 @@ impl Allocator {
 
     /// Cancels the reservation of `blocks` blocks.
     pub fn unreserve(&self, blocks: u64) {
-        self.reserved.fetch_sub(blocks, Ordering::AcqRel);
-        self.available.fetch_add(blocks, Ordering::AcqRel);
+        self.counts.reserved.fetch_sub(blocks, Ordering::AcqRel);
+        self.counts.available.fetch_add(blocks, Ordering::AcqRel);
     }
 
     /// Allocates `count` reserved blocks, in `slice` if it has room, else in the other slices (those with the most free blocks
@@ -331,7 +351,9 @@ impl Allocator {
                 self.give_back(blocks, "undone allocation");
             }
         } else {
-            self.reserved.fetch_sub(u64::from(count), Ordering::AcqRel);
+            self.counts
+                .reserved
+                .fetch_sub(u64::from(count), Ordering::AcqRel);
             out.append(&mut ranges);
         }
         result
@@ -541,19 +563,19 @@ impl Allocator {
     /// Frees blocks that no committed extent names (an allocation that was not committed).
     pub fn release_uncommitted(&self, blocks: Blocks) {
         let freed = self.give_back(blocks, "uncommitted allocation");
-        self.available.fetch_add(freed, Ordering::AcqRel);
+        self.counts.available.fetch_add(freed, Ordering::AcqRel);
     }
 
     /// Undoes `allocate`: frees the blocks as `release_uncommitted` does, but keeps the space reserved.
     pub fn unallocate(&self, blocks: Blocks) {
         let freed = self.give_back(blocks, "allocation without data");
-        self.reserved.fetch_add(freed, Ordering::AcqRel);
+        self.counts.reserved.fetch_add(freed, Ordering::AcqRel);
     }
 
     /// Frees blocks whose removal has just become durable.
     pub fn release_committed(&self, blocks: Blocks) {
         let freed = self.give_back(blocks, "removed extent");
-        self.available.fetch_add(freed, Ordering::AcqRel);
+        self.counts.available.fetch_add(freed, Ordering::AcqRel);
     }
 
     /// Clears the bits of blocks. Returns how many were set. The caller must add only this number to `available`: otherwise more
@@ -575,7 +597,7 @@ impl Allocator {
                 Some(bits) => {
                     let n = bits.clear(at, count);
                     if self.loans.remember.load(Ordering::Acquire) && bits.note_freed(at, count) {
-                        self.loans.freed.lock().push_back((blocks.slice, index));
+                        self.loans.push_freed((blocks.slice, index));
                     }
                     container.free.fetch_add(n, Ordering::AcqRel);
                     space.free.fetch_add(u64::from(n), Ordering::AcqRel);
@@ -607,12 +629,12 @@ impl Allocator {
 
     /// Returns the number of blocks that are reserved and not allocated.
     pub fn reserved(&self) -> u64 {
-        self.reserved.load(Ordering::Acquire)
+        self.counts.reserved.load(Ordering::Acquire)
     }
 
     /// Returns the number of blocks of the volume that can still be reserved.
     pub fn available(&self) -> u64 {
-        self.available.load(Ordering::Acquire)
+        self.counts.available.load(Ordering::Acquire)
     }
 }
 

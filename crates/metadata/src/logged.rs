@@ -125,6 +125,12 @@ impl State {
 }
 
 impl LoggedPages {
+    /// Holds the lock until the returned value is dropped.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn hold_all(&self) -> impl Sized {
+        self.state.lock()
+    }
+
     fn count(&self, state: &State) {
         let live = state.live.len() + state.settling.len();
         self.live.store(live, Ordering::Release);

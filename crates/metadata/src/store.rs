@@ -282,6 +282,19 @@ impl Store {
         })
     }
 
+    /// Holds all locks of the store until the returned value is dropped.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn hold_all(&self) -> impl Sized {
+        let locks = (
+            self.writer.lock(),
+            self.log.lock(),
+            self.in_transaction.lock(),
+            self.failed.lock(),
+            self.supply.lock(),
+        );
+        (locks, self.region.as_ref().map(|region| region.hold_all()))
+    }
+
     fn reopen(&self, writer: &mut Writer) -> Result<()> {
         let Some(region) = &self.region else {
             return Err(Error::Store(

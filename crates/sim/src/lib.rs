@@ -5,7 +5,8 @@
 //!
 //! `device` is the device, `image` its contents before and after a power cut, `history` the recorded changes of a device, `supply`
 //! the power of several devices, `set` devices that lose their power together, `plan` the planned faults, `hook` the test's code
-//! before an operation, `traffic` the numbers of operations, and `random` the generator of random numbers.
+//! before an operation, `traffic` the numbers of operations, and `random` the generator of random numbers. `lines` is another tool for tests:
+//! it records the cache lines that parts of a program use.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +14,7 @@ mod device;
 mod history;
 mod hook;
 mod image;
+pub mod lines;
 mod plan;
 mod random;
 mod set;

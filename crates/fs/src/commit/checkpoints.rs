@@ -42,6 +42,12 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
+    /// Holds the lock until the returned value is dropped.
+    #[cfg(test)]
+    pub fn hold_all(&self) -> impl Sized {
+        self.control.lock()
+    }
+
     /// Notes how soon the store wants a checkpoint.
     pub fn note(&self, need: CheckpointNeed) {
         let now = Instant::now();

@@ -13,7 +13,7 @@ use parking_lot::MutexGuard;
 use super::{Cut, Waiter};
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::types::Ino;
+use crate::types::{Ino, SliceId};
 
 /// Most overlay entries that are dropped under one hold of a directory's lock.
 const SETTLE_ENTRIES: usize = 128;
@@ -225,7 +225,7 @@ fn settle(core: &Core, id: ShardId, cut: Cut) {
         core.allocator.release_committed(blocks);
     }
     if has_freed {
-        core.leaving.freed();
+        core.leaving.freed(id.index() as SliceId);
     }
     if core.allocator.has_freed() {
         core.discards.wake();

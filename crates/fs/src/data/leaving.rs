@@ -5,15 +5,20 @@
 //! no space therefore waits while a file without a name exists, but at most for [`PATIENCE`]: the kernel does not tell whether
 //! the file is still open or about to be released. If a write has waited for a file in vain, later writes do not wait for that file. A
 //! waiting write takes any space that becomes free meanwhile, not only the space of these files.
+//!
+//! Every removal of a file adds it here. So the files are in parts by slice, with a lock each, and a removal in one slice writes to no cache
+//! line of another one. Only the thread that waits looks at all parts.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use jericho_metadata::errno::ENOSPC;
-use parking_lot::{Condvar, Mutex};
+use jericho_metadata::numbers::slice_of_ino;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::Result;
-use crate::types::Ino;
+use crate::types::{Ino, SliceId};
 
 /// Longest wait of a write: many times the delay of the kernel on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -22,35 +27,48 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// store does not have.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
+/// Number of parts of `Leaving`.
+const PARTS: usize = 16;
+
+/// The files of a slice, or of several if there are more slices than parts.
 #[derive(Default)]
-struct LeavingState {
+struct Part {
     /// Regular files without a name whose removal is not durable yet.
     files: HashMap<Ino, Nameless>,
     /// Number of files added so far.
     added: u64,
     /// Number of times that files were removed from `files` or a commit freed blocks.
     freed: u64,
-    waiters: usize,
+}
+
+/// A file without a name.
+struct Nameless {
+    /// Number of files that were added to the part before this one.
+    added_before: u64,
+    /// Whether a write has waited for the file in vain.
+    in_vain: bool,
+}
+
+/// Has cache lines of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Padded<T>(T);
+
+/// How threads wait.
+#[derive(Default)]
+struct Waiting {
     /// Longest wait, if it is not `PATIENCE`.
     patience: Option<Duration>,
     /// Whether all waits must end, and no new ones may begin.
     closed: bool,
 }
 
-/// A file without a name.
-struct Nameless {
-    /// Number of files added before this one.
-    added_before: u64,
-    /// Whether a write has waited for the file in vain.
-    in_vain: bool,
-}
-
 /// Limits of a write's wait.
 struct Wait {
     until: Instant,
-    /// Value of `LeavingState::added` when the wait began. The write also waits for files that are added later, but for less than
+    /// Values of `Part::added` when the wait began. The write also waits for files that are added later, but for less than
     /// its full time, so the end of the time does not mark them as `in_vain`.
-    added: u64,
+    added: [u64; PARTS],
 }
 
 /// Reason for the end of a wait.
@@ -64,11 +82,7 @@ enum End {
     Nothing,
 }
 
-impl LeavingState {
-    fn awaits(&self, own: Ino) -> bool {
-        !self.closed && self.awaited(own).next().is_some()
-    }
-
+impl Part {
     fn awaited(&self, own: Ino) -> impl Iterator<Item = Ino> {
         let files = self.files.iter();
         files
@@ -80,18 +94,41 @@ impl LeavingState {
 /// The files without a name.
 #[derive(Default)]
 pub struct Leaving {
-    state: Mutex<LeavingState>,
+    parts: [Padded<Mutex<Part>>; PARTS],
+    /// Number of waiting writes. Only waits write to it. A thread that changes a part reads it afterwards. A waiting thread counts itself
+    /// before it looks at a part, so one of the two sees the other: the lock of the part orders them.
+    waiters: Padded<AtomicUsize>,
+    /// Locked before a part.
+    waiting: Mutex<Waiting>,
     changed: Condvar,
 }
 
 impl Leaving {
+    fn part(&self, slice: SliceId) -> MutexGuard<'_, Part> {
+        self.parts[usize::from(slice) % PARTS].0.lock()
+    }
+
+    fn part_of(&self, ino: Ino) -> MutexGuard<'_, Part> {
+        self.part(slice_of_ino(ino).unwrap_or(0))
+    }
+
+    fn parts(&self) -> impl Iterator<Item = MutexGuard<'_, Part>> {
+        self.parts.iter().map(|part| part.0.lock())
+    }
+
+    /// Holds the lock of a slice's files until the returned value is dropped.
+    #[cfg(test)]
+    pub fn hold_all(&self, slice: SliceId) -> impl Sized {
+        self.part(slice)
+    }
+
     /// Adds a file that has lost its last name, or that was created without one.
     pub fn add(&self, ino: Ino) {
-        let mut state = self.state.lock();
-        let added_before = state.added;
-        state.added += 1;
+        let mut part = self.part_of(ino);
+        let added_before = part.added;
+        part.added += 1;
         let in_vain = false;
-        state.files.insert(
+        part.files.insert(
             ino,
             Nameless {
                 added_before,
@@ -102,90 +139,105 @@ impl Leaving {
 
     /// Takes files off the list: those that were removed or got a name again, and those that stay until the next mount.
     pub fn remove(&self, files: &[Ino]) {
-        if files.is_empty() {
-            return;
-        }
-        let mut state = self.state.lock();
         for ino in files {
-            if state.files.remove(ino).is_some() {
-                state.freed += 1;
+            let mut part = self.part_of(*ino);
+            if part.files.remove(ino).is_some() {
+                part.freed += 1;
             }
         }
-        drop(state);
-        self.changed.notify_all();
+        if !files.is_empty() {
+            self.wake();
+        }
     }
 
-    /// Wakes the waiting writes, after blocks became free.
-    pub fn freed(&self) {
-        self.state.lock().freed += 1;
-        self.changed.notify_all();
+    /// Wakes the waiting writes, after blocks became free. `slice`: the slice of these blocks, or any one.
+    pub fn freed(&self, slice: SliceId) {
+        self.part(slice).freed += 1;
+        self.wake();
+    }
+
+    /// Wakes the waiting writes, after a part has changed.
+    fn wake(&self) {
+        if self.waiters() > 0 {
+            // A thread that has not seen the change holds the lock until it sleeps.
+            drop(self.waiting.lock());
+            self.changed.notify_all();
+        }
     }
 
     /// Returns the files that a write to `own` may wait for.
     pub fn awaited(&self, own: Ino) -> Vec<Ino> {
-        self.state.lock().awaited(own).collect()
+        let mut files = Vec::new();
+        for part in self.parts() {
+            files.extend(part.awaited(own));
+        }
+        files
     }
 
     /// Returns the number of waiting writes. If it is not 0, removals should be committed without delay.
     pub fn waiters(&self) -> usize {
-        self.state.lock().waiters
+        self.waiters.0.load(Ordering::Acquire)
     }
 
     fn freed_so_far(&self) -> u64 {
-        self.state.lock().freed
+        self.parts().map(|part| part.freed).sum()
     }
 
     /// Sets the longest wait.
     pub fn set_patience(&self, patience: Duration) {
-        self.state.lock().patience = Some(patience);
+        self.waiting.lock().patience = Some(patience);
     }
 
     /// Ends all current and future waits.
     pub fn close(&self) {
-        self.state.lock().closed = true;
+        self.waiting.lock().closed = true;
         self.changed.notify_all();
     }
 
     /// Begins a wait.
     fn begin(&self) -> Wait {
-        let state = self.state.lock();
+        let patience = self.waiting.lock().patience.unwrap_or(PATIENCE);
         Wait {
-            until: Instant::now() + state.patience.unwrap_or(PATIENCE),
-            added: state.added,
+            until: Instant::now() + patience,
+            added: std::array::from_fn(|part| self.parts[part].0.lock().added),
         }
     }
 
     /// Waits until space has become free since `freed` was read, or until `grown` returns true. `own` is the file that needs
     /// the space.
-    fn wait(
-        &self,
-        own: Ino,
-        freed: u64,
-        Wait { until, added }: &Wait,
-        grown: impl Fn() -> bool,
-    ) -> End {
-        let mut state = self.state.lock();
-        state.waiters += 1;
+    fn wait(&self, own: Ino, freed: u64, wait: &Wait, grown: impl Fn() -> bool) -> End {
+        let mut waiting = self.waiting.lock();
+        self.waiters.0.fetch_add(1, Ordering::AcqRel);
         let end = loop {
-            if state.freed != freed || grown() {
+            let awaits =
+                !waiting.closed && self.parts().any(|part| part.awaited(own).next().is_some());
+            // After the files: a file that has left meanwhile counts here.
+            if self.freed_so_far() != freed || grown() {
                 break End::Freed;
             }
-            if !state.awaits(own) {
+            if !awaits {
                 break End::Nothing;
             }
             let now = Instant::now();
-            if now >= *until {
-                let files = state.files.iter_mut();
-                files
-                    .filter(|(ino, file)| **ino != own && file.added_before < *added)
-                    .for_each(|(_, file)| file.in_vain = true);
+            if now >= wait.until {
+                self.mark_in_vain(own, wait);
                 break End::Late;
             }
-            let poll_at = (now + POLL_INTERVAL).min(*until);
-            self.changed.wait_until(&mut state, poll_at);
+            let poll_at = (now + POLL_INTERVAL).min(wait.until);
+            self.changed.wait_until(&mut waiting, poll_at);
         };
-        state.waiters -= 1;
+        self.waiters.0.fetch_sub(1, Ordering::AcqRel);
         end
+    }
+
+    /// Records that a write to `own` has waited for its full time.
+    fn mark_in_vain(&self, own: Ino, wait: &Wait) {
+        for (mut part, added) in self.parts().zip(wait.added) {
+            let files = part.files.iter_mut();
+            files
+                .filter(|(ino, file)| **ino != own && file.added_before < added)
+                .for_each(|(_, file)| file.in_vain = true);
+        }
     }
 
     /// Runs `attempt`, which takes space. If it fails because the volume is full, makes removals durable (`commit`) and runs
@@ -243,7 +295,7 @@ impl Leaving {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::AtomicU64;
 
     use super::*;
 
@@ -286,6 +338,49 @@ mod tests {
             leaving.wait(8, leaving.freed_so_far(), &leaving.long(), never),
             End::Nothing
         );
+    }
+
+    #[test]
+    fn a_write_waits_for_files_of_all_slices_but_twice_in_vain_for_none() {
+        let leaving = Leaving::default();
+        let files = [7, (1 << 40) + 7, (5 << 40) + 9];
+        for (count, file) in files.into_iter().enumerate() {
+            let freed = leaving.freed_so_far();
+            assert_eq!(leaving.awaited(8).len(), count);
+            leaving.add(file);
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| leaving.wait(8, freed, &leaving.long(), never));
+                wait_for_waiter(&leaving);
+                leaving.remove(&[file]);
+                assert_eq!(waiter.join().unwrap(), End::Freed);
+            });
+            leaving.add(file);
+        }
+        let freed = leaving.freed_so_far();
+        assert_eq!(leaving.wait(8, freed, &leaving.no_time(), never), End::Late);
+        assert_eq!(leaving.wait(8, freed, &leaving.long(), never), End::Nothing);
+        assert_eq!(leaving.waiters(), 0);
+    }
+
+    #[test]
+    fn files_of_one_slice_come_and_go_while_the_locks_of_the_others_are_held() {
+        let leaving = Leaving::default();
+        let mut others: Vec<_> = leaving.parts().collect();
+        drop(others.remove(2));
+        let own = &leaving;
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                own.add((2 << 40) + 7);
+                own.freed(2);
+                own.remove(&[(2 << 40) + 7]);
+                assert_eq!(own.waiters(), 0);
+                sender.send(()).unwrap();
+            });
+            let done = receiver.recv_timeout(Duration::from_secs(60));
+            drop(others);
+            done.expect("it waits for a lock of another slice");
+        });
     }
 
     #[test]
@@ -362,7 +457,7 @@ mod tests {
         leaving.set_patience(Duration::from_secs(600));
         std::thread::scope(|scope| {
             let waiters = [(); 5].map(|()| scope.spawn(|| attempts(&leaving, 3, Ok(()))));
-            while leaving.state.lock().waiters < 5 {
+            while leaving.waiters() < 5 {
                 std::thread::yield_now();
             }
             leaving.close();
@@ -391,7 +486,7 @@ mod tests {
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| attempts(&leaving, 3, Ok(())));
             wait_for_waiter(&leaving);
-            leaving.freed();
+            leaving.freed(3);
             assert_eq!(waiter.join().unwrap(), (3, true));
         });
         // Space that becomes free without a commit.

@@ -102,7 +102,6 @@ impl Fs {
             return done(Ok(()));
         }
         let sync = FileSync {
-            core: core.clone(),
             reach: file.sync_begins(),
             file: file.clone(),
             scope,
@@ -110,22 +109,23 @@ impl Fs {
         };
         let Some(cache) = file.cache() else {
             return match caller {
-                Caller::MayBlock => sync.written_here(Ok(())),
-                Caller::MustNotBlock => sync.written(Ok(())),
+                Caller::MayBlock => sync.written_here(core, Ok(())),
+                Caller::MustNotBlock => sync.written(core, Ok(())),
             };
         };
         if caller == Caller::MayBlock {
             let _fails = FailsOnPanic(core);
-            let commits = sync.commits();
+            let commits = sync.commits(core);
             // Otherwise a flush has to follow in any case.
             let durably = !commits && file.unflushed.devices(&core.flushes).is_empty();
             if let Some(result) =
                 cache.sync_small(&file.object(), &pages, SmallSync { commits, durably })
             {
-                return sync.written_here(result);
+                return sync.written_here(core, result);
             }
         }
-        let after = move |result| sync.written(result);
+        let core = core.clone();
+        let after = move |result| sync.written(&core, result);
         cache.sync(&file.object(), pages, Box::new(after));
     }
 }
@@ -147,9 +147,8 @@ impl Drop for FailsOnPanic<'_> {
     }
 }
 
-/// A sync in progress.
+/// A sync in progress. A thread that blocks needs no reference to the filesystem, so it does not write to the count of all.
 struct FileSync {
-    core: Arc<Core>,
     file: Arc<File>,
     reach: Reach,
     scope: Scope,
@@ -158,8 +157,8 @@ struct FileSync {
 
 impl FileSync {
     /// Returns whether the sync must commit: metadata of the file that it needs is not durable.
-    fn commits(&self) -> bool {
-        let durable = self.core.commits_of(self.file.ino()).durable();
+    fn commits(&self, core: &Core) -> bool {
+        let durable = core.commits_of(self.file.ino()).durable();
         match self.scope {
             Scope::All => self.file.inode.is_uncommitted(durable),
             Scope::Data | Scope::Range(_) => needs_metadata(&self.file, durable),
@@ -167,23 +166,23 @@ impl FileSync {
     }
 
     /// Continues after the cache has written the data back, or has failed to. The calling thread must not block.
-    fn written(self, result: CacheResult) {
+    fn written(self, core: &Core, result: CacheResult) {
         let Ok(sync) = self.note_written(result) else {
             return;
         };
-        let commit = sync.commits();
-        sync.commit(commit, Caller::MustNotBlock);
+        let commit = sync.commits(core);
+        sync.commit(core, commit, Caller::MustNotBlock);
     }
 
     /// Continues after the calling thread has written the data back itself, or has failed to. It may block.
-    fn written_here(self, result: CacheResult) {
+    fn written_here(self, core: &Core, result: CacheResult) {
         let Ok(sync) = self.note_written(result) else {
             return;
         };
-        match sync.commits() {
+        match sync.commits(core) {
             // The commit flushes the devices itself.
-            true => sync.commit(true, Caller::MayBlock),
-            false => (sync.done)(flush(&sync.core, &sync.file)),
+            true => sync.commit(core, true, Caller::MayBlock),
+            false => (sync.done)(flush(core, &sync.file)),
         }
     }
 
@@ -202,16 +201,16 @@ impl FileSync {
     }
 
     /// Makes the file's data durable, and with `commit` its metadata.
-    fn commit(self, commit: bool, caller: Caller) {
+    fn commit(self, core: &Core, commit: bool, caller: Caller) {
         let inode = self.file.inode.clone();
-        let shard = self.core.shards.map().of_ino(inode.ino);
+        let shard = core.shards.map().of_ino(inode.ino);
         let waiter = Waiter {
             inode: Some(inode),
             commit,
-            data: self.core.shards_of(&self.file),
+            data: core.shards_of(&self.file),
             ..Waiter::for_all(self.done)
         };
-        commit_for(&self.core, shard, waiter, caller);
+        commit_for(core, shard, waiter, caller);
     }
 }
 

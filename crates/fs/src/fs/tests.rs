@@ -2,6 +2,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use jericho_cache::{Config, FRAMES_MIN, Intent};
 use jericho_format::sums::{self, Sum};
 use jericho_metadata::store::tables::Table;
 use jericho_metadata::store::{Change, Extent};
@@ -149,33 +150,56 @@ fn a_scrub_passes_over_files_with_damaged_rows() {
 }
 
 #[test]
-fn a_file_is_made_and_synced_while_all_locks_of_another_slice_are_held() {
+fn a_file_is_made_written_synced_and_removed_while_all_locks_of_another_slice_are_held() {
     let device = formatted(140, 2);
-    let fs = open(&device);
-    assert_shares_no_lock(&fs);
+    let volume = Arc::new(opened(&device));
+    let caches = caches(&volume, 0..2);
+    let fs = Fs::open(volume, caches.clone(), OPTIONS).unwrap();
+    assert_shares_no_lock(&fs, &caches);
     fs.close().unwrap();
+    caches.iter().for_each(|cache| cache.close());
 }
 
 #[test]
-fn a_file_is_made_and_synced_while_all_locks_of_an_added_slice_are_held() {
+fn a_file_is_made_written_synced_and_removed_while_all_locks_of_an_added_slice_are_held() {
     let device = formatted(80, 1);
     let volume = Arc::new(opened(&device));
     let new = MemoryDevice::new("new", 80);
-    let options = FsOptions {
-        store_cache_bytes: 16 << 20,
-        read_only: false,
-        inode_cache: 50,
-        commit_interval_ms: 3_600_000,
-    };
-    let fs = Fs::open(volume.clone(), Vec::new(), options).unwrap();
+    let mut caches = caches(&volume, 0..1);
+    let fs = Fs::open(volume.clone(), caches.clone(), OPTIONS).unwrap();
     let added = crate::add::add_device(&volume, new, std::path::Path::new("new"), 1).unwrap();
-    fs.take(&added, || Ok(vec![]), |_| ()).unwrap();
-    assert_shares_no_lock(&fs);
+    let make = || Ok(self::caches(&volume, 1..2));
+    let show = |made: &[Arc<Slice>]| caches.extend(made.iter().cloned());
+    fs.take(&added, make, show).unwrap();
+    assert_shares_no_lock(&fs, &caches);
     fs.close().unwrap();
+    caches.iter().for_each(|cache| cache.close());
+}
+
+const OPTIONS: FsOptions = FsOptions {
+    store_cache_bytes: 16 << 20,
+    read_only: false,
+    inode_cache: 50,
+    commit_interval_ms: 3_600_000,
+};
+
+/// Starts the caches of slices of a volume.
+fn caches(volume: &Volume, slices: std::ops::Range<SliceId>) -> Vec<Arc<Slice>> {
+    let start = |id| {
+        let config = Config {
+            id,
+            frames: FRAMES_MIN,
+            kernel_node: None,
+            cpus: Vec::new(),
+            dirty_age: Duration::from_secs(3600),
+        };
+        Slice::start(&config, volume.device_list()).unwrap()
+    };
+    slices.map(start).collect()
 }
 
 /// Makes directories in the first two slices, and files in one of them while the locks of the other one are held.
-fn assert_shares_no_lock(fs: &Arc<Fs>) {
+fn assert_shares_no_lock(fs: &Arc<Fs>, caches: &[Arc<Slice>]) {
     for dir in [b"x", b"y"] {
         fs.mkdir(ROOT, dir, 0o755, CALLER).unwrap();
     }
@@ -185,30 +209,72 @@ fn assert_shares_no_lock(fs: &Arc<Fs>) {
     let core = &fs.core;
     let shards = [dir, other].map(|ino| core.shards.map().of_ino(ino));
     assert_ne!(shards[0], shards[1]);
+    let slice = shards[1].index() as SliceId;
+    let other = core.shards.get(shards[1]);
+    // In the order in which threads take them.
+    let (commits, inodes) = (other.commits.hold_all(), other.inodes.now());
+    let files = (core.hosts.hold_all(shards[1]), core.leaving.hold_all(slice));
+    let store = (other.checkpoints.hold_all(), other.store.hold_all());
+    let space = core.allocator.hold_all(slice);
     let table = core.table.hold_all(shards[1]);
     let objects = core.objects.hold_all(shards[1]);
-    let other = core.shards.get(shards[1]);
-    let (commits, inodes) = (other.commits.hold_all(), other.inodes.now());
 
     let (sender, receiver) = channel();
     let maker = std::thread::spawn({
-        let fs = fs.clone();
+        let (fs, cache) = (fs.clone(), caches[shards[0].index()].clone());
         move || {
             for number in 0..100 {
-                let name = format!("f{number}");
-                let attr = fs.mknod(dir, name.as_bytes(), Kind::File, 0o644, 0, CALLER);
-                let file = fs.open_file(attr.unwrap().ino).unwrap();
-                fs.fsync_dir_blocking(dir, Box::new(|result| result.unwrap()));
-                fs.close_file(&file);
+                make_and_remove(&fs, &cache, dir, format!("f{number}").as_bytes());
             }
             sender.send(()).unwrap();
         }
     });
-    let done = receiver.recv_timeout(std::time::Duration::from_secs(60));
-    drop((table, objects, commits));
+    let done = receiver.recv_timeout(Duration::from_secs(60));
+    drop((table, objects, space, store, files, commits));
     done.expect("it waits for a lock of the other slice");
     maker.join().unwrap();
     assert_eq!(other.inodes.now(), inodes);
+}
+
+/// Makes a file, writes and syncs it in the ways that need a commit and that need none, syncs its directory, and removes it.
+fn make_and_remove(fs: &Fs, cache: &Arc<Slice>, dir: Ino, name: &[u8]) {
+    let synced = || {
+        let (sender, receiver) = channel();
+        let done: Done = Box::new(move |result| sender.send(result).unwrap());
+        (done, receiver)
+    };
+    let ino = fs.mknod(dir, name, Kind::File, 0o644, 0, CALLER);
+    let ino = ino.unwrap().ino;
+    let file = fs.open_file(ino).unwrap();
+    for round in 0..3 {
+        let (sender, receiver) = channel();
+        let writing = file.writing();
+        fs.begin_write(&file, 0, 4096).unwrap();
+        let answer = move |pages| sender.send(pages).unwrap();
+        cache.get(&file.object(), 0, 1, Intent::Overwrite, answer);
+        let mut pages = receiver.recv().unwrap().unwrap();
+        pages.write(0, 0, &[round; 4096]).unwrap();
+        drop((pages, writing));
+        fs.end_write(&file, 0, 4096);
+        let (done, receiver) = synced();
+        match round {
+            // The evictor and the committer do it.
+            0 => fs.fsync(&file, false, done),
+            // This thread does it, with a commit, or without one.
+            _ => fs.fsync_blocking(&file, round == 2, done),
+        }
+        receiver.recv().unwrap().unwrap();
+    }
+    let (done, receiver) = synced();
+    fs.fsync_dir_blocking(dir, done);
+    receiver.recv().unwrap().unwrap();
+    fs.unlink(dir, name).unwrap();
+    fs.close_file(&file);
+    fs.forget(ino, 1);
+    drop(file);
+    let (done, receiver) = synced();
+    fs.fsync_dir_blocking(dir, done);
+    receiver.recv().unwrap().unwrap();
 }
 
 #[test]

@@ -67,6 +67,8 @@ impl Allocator {
         assert_eq!(usize::from(added.slice), self.slices.len());
         self.slices.append([added.space]);
         // Last: only blocks that an allocation finds may be reserved.
-        self.available.fetch_add(added.free, Ordering::AcqRel);
+        self.counts
+            .available
+            .fetch_add(added.free, Ordering::AcqRel);
     }
 }

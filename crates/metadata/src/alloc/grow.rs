@@ -12,7 +12,7 @@ impl Allocator {
         let grown = self.slices.iter().zip(slices);
         let added = grown.map(|(space, new)| self.grow_slice(space, new)).sum();
         // Last: only blocks that an allocation finds may be reserved.
-        self.available.fetch_add(added, Ordering::AcqRel);
+        self.counts.available.fetch_add(added, Ordering::AcqRel);
         added
     }
 

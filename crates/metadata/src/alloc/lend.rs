@@ -67,12 +67,12 @@ impl Allocator {
 
     /// Returns whether blocks were freed in a container that `next_freed` has not returned since.
     pub fn has_freed(&self) -> bool {
-        !self.loans.freed.lock().is_empty()
+        self.loans.has_freed.load(Ordering::Acquire)
     }
 
     /// Returns a container in which blocks were freed since it was last returned.
     pub fn next_freed(&self) -> Option<(SliceId, usize)> {
-        let (slice, index) = self.loans.freed.lock().pop_front()?;
+        let (slice, index) = self.loans.pop_freed()?;
         if let Ok(container) = self.container(slice, index)
             && let Some(bits) = container.bits.lock().as_mut()
         {
@@ -123,7 +123,9 @@ impl Allocator {
         if self.reserve(count as u64).is_err() {
             return Ok(None);
         }
-        self.reserved.fetch_sub(count as u64, Ordering::AcqRel);
+        self.counts
+            .reserved
+            .fetch_sub(count as u64, Ordering::AcqRel);
         bits.lend(at, count);
         state.lent += 1;
         Ok(Some(Loan {
@@ -201,7 +203,10 @@ impl Drop for Loan<'_> {
             bits.clear(at, blocks.count as usize);
         }
         let count = u64::from(blocks.count);
-        allocator.available.fetch_add(count, Ordering::AcqRel);
+        allocator
+            .counts
+            .available
+            .fetch_add(count, Ordering::AcqRel);
         allocator.loans.state.lock().lent -= 1;
         allocator.loans.changed.notify_all();
     }

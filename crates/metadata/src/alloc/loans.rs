@@ -1,7 +1,7 @@
 //! The state of lending: how many ranges are lent, and which threads wait for the end of loans.
 
 use std::collections::VecDeque;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -16,7 +16,26 @@ pub(super) struct Loans {
     /// Whether freed blocks are recorded.
     pub(super) remember: AtomicBool,
     /// Containers in which blocks were freed, each once.
-    pub(super) freed: Mutex<VecDeque<(SliceId, usize)>>,
+    freed: Mutex<VecDeque<(SliceId, usize)>>,
+    /// Whether there are such containers. Every commit reads it, and most commits free nothing.
+    pub(super) has_freed: AtomicBool,
+}
+
+impl Loans {
+    /// Adds a container in which blocks were freed.
+    pub(super) fn push_freed(&self, container: (SliceId, usize)) {
+        let mut freed = self.freed.lock();
+        freed.push_back(container);
+        self.has_freed.store(true, Ordering::Release);
+    }
+
+    /// Takes out the container that was added first.
+    pub(super) fn pop_freed(&self) -> Option<(SliceId, usize)> {
+        let mut freed = self.freed.lock();
+        let first = freed.pop_front();
+        self.has_freed.store(!freed.is_empty(), Ordering::Release);
+        first
+    }
 }
 
 /// Counts of the loans, of the recalls, and of the threads that wait for them to end.

@@ -39,15 +39,19 @@ pub(super) struct Before {
 
 impl Supply for Before {
     fn before_commit(&self, changes: &[Change]) -> Result<()> {
+        let mut freed = changes.iter().filter_map(|change| match change {
+            Change::Free(blocks) => Some(*blocks),
+            _ => None,
+        });
+        let Some(first) = freed.next() else {
+            // Most batches free nothing, and a reference to the allocator counts in a place of all stores.
+            return Ok(());
+        };
         let Some(allocator) = self.allocator.upgrade() else {
             return Ok(());
         };
-        for change in changes {
-            if let Change::Free(blocks) = change {
-                allocator.load_for(*blocks)?;
-            }
-        }
-        Ok(())
+        allocator.load_for(first)?;
+        freed.try_for_each(|blocks| allocator.load_for(blocks))
     }
 
     fn has_enough(&self, region: &Region, pages: u64, free: u64) -> bool {
@@ -170,7 +174,7 @@ impl Allocator {
             count: region.chunk_blocks() as u32,
         };
         let freed = self.give_back(blocks, "chunk");
-        self.available.fetch_add(freed, Ordering::AcqRel);
+        self.counts.available.fetch_add(freed, Ordering::AcqRel);
     }
 
     /// Takes one contiguous chunk, near the end of the slice `only`, or of any slice (those with the most free blocks first). Returns `None`
@@ -186,7 +190,7 @@ impl Allocator {
             match self.take_chunk_in(slice, blocks) {
                 Ok(None) => {}
                 Ok(Some(entry)) => {
-                    self.reserved.fetch_sub(blocks, Ordering::AcqRel);
+                    self.counts.reserved.fetch_sub(blocks, Ordering::AcqRel);
                     return Ok(Some(entry));
                 }
                 Err(error) => {

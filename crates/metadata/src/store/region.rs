@@ -95,6 +95,12 @@ impl Drop for Called<'_> {
 }
 
 impl Region {
+    /// Holds all locks of the region until the returned value is dropped.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn hold_all(&self) -> impl Sized {
+        (self.writing.lock(), self.state.write(), self.error.lock())
+    }
+
     /// Returns whether code of the region or of a device has panicked in a call of redb.
     pub(super) fn has_panicked(&self) -> bool {
         self.has_panicked.load(Ordering::Acquire)
