@@ -205,6 +205,7 @@ fn removed_files_that_wait_for_their_batches_make_no_batch_longer() {
         assert_eq!(mount.free() - free, files * 10);
         mount.fs().longest_batch_bytes().0
     };
+    let (few, many) = (remove(800), remove(6000));
     assert!(
         many <= few * 3,
         "{many} bytes with many files, and {few} with few"
