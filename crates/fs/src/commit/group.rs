@@ -68,7 +68,7 @@ impl<'a> Group<'a> {
     }
 
     /// Makes the sealed batches durable, after the data that they describe. After ENOSPC they stay sealed, and none is durable. Any other
-    /// error ends the changes of all shards of the group.
+    /// error ends the changes of all shards of the group, as does ENOSPC if a store has failed: its journal may have a part of a batch.
     pub fn commit(&mut self) -> Result<()> {
         let core = self.core;
         let mut shards = core.shards.of_set(self.set);
@@ -85,7 +85,9 @@ impl<'a> Group<'a> {
             return Err(error);
         }
         if let Err(error) = self.append() {
-            if error.errno() == ENOSPC.errno() {
+            let mut shards = core.shards.of_set(self.set);
+            let may_go_on = shards.all(|shard| shard.store.check().is_ok());
+            if error.errno() == ENOSPC.errno() && may_go_on {
                 for shard in core.shards.of_set(self.set) {
                     shard.commits.note_room(Some(&error));
                     shard.commits.try_later();
@@ -122,7 +124,12 @@ impl<'a> Group<'a> {
             let store = store(*id);
             prepared.push(Linked::of(*id, store.prepare(&cut.changes)?)?);
         }
-        append_linked(&mut prepared)?;
+        if let Err(error) = append_linked(&mut prepared) {
+            for linked in prepared {
+                linked.batch.abandon(&error);
+            }
+            return Err(error);
+        }
         for linked in prepared {
             linked.batch.publish();
         }
