@@ -845,3 +845,43 @@ fn a_failed_flush_ends_the_changes_of_a_slice_whose_batch_describes_data_on_the_
     mounted.synced(x, "new", 3).unwrap();
     mounted.fs.close().unwrap();
 }
+
+#[test]
+fn a_sync_does_not_fail_with_the_device_of_another_sync_that_is_served_with_it() {
+    let set = filled(false);
+    let mounted = try_mount(set.as_devices()).unwrap();
+    let x = mounted.dir("x");
+    let (first, near) = (mounted.synced(x, "first", 1), mounted.synced(x, "near", 2));
+    let (first, near) = (first.unwrap(), near.unwrap());
+    // Its inode is in the first slice, and its pages are in the second one.
+    let far = mounted.synced(x, "far", 3).unwrap();
+    mounted.fs.move_to(far.ino(), 1).unwrap();
+    mounted.fs.sync_all().unwrap();
+    mounted.fs.checkpoint().unwrap();
+    let mut plan = FaultPlan::fail_nth(Some(Operation::Flush), 1, EIO);
+    plan.faults[0].is_lasting = true;
+    set.devices()[1].set_plan(plan);
+
+    let begin = |file: &Arc<File>| {
+        mounted.write(file, &pattern(5, 100)).unwrap();
+        let (written, answered) = (channel(), channel());
+        let done = Box::new(move |result| written.0.send(result).unwrap());
+        mounted.slices[usize::from(file.layout().home())].sync(&file.object(), 0..1, done);
+        written.1.recv().unwrap().unwrap();
+        let done = Box::new(move |result| answered.0.send(result).unwrap());
+        mounted.fs.fsync(file, true, done);
+        answered.1
+    };
+    // The committer flushes for the first file until the others wait, too.
+    let (has_begun, go) = set.devices()[0].block_next(Operation::Flush);
+    let of_first = begin(&first);
+    has_begun.recv().unwrap();
+    let (of_far, of_near) = (begin(&far), begin(&near));
+    // A thread of the slice passes them to the committer.
+    std::thread::sleep(Duration::from_millis(50));
+    drop(go);
+    of_first.recv().unwrap().unwrap();
+    fails_with(EIO, of_far.recv().unwrap());
+    of_near.recv().unwrap().unwrap();
+    mounted.synced(x, "new", 4).unwrap();
+}

@@ -58,13 +58,7 @@ impl<'a> Group<'a> {
         let Err(error) = flush(self.core, self.data) else {
             return;
         };
-        let is_lost = |waiter: &mut Waiter| {
-            let mut shards = self.core.shards.of_set(waiter.data);
-            shards.any(|shard| shard.commits.failure().is_err())
-        };
-        let lost = waiters.extract_if(.., is_lost);
-        self.refused
-            .extend(lost.map(|waiter| (waiter, error.clone())));
+        self.refused.extend(take_lost(self.core, waiters, &error));
     }
 
     /// Makes the sealed batches durable, after the data that they describe. After ENOSPC they stay sealed, and none is durable. Any other
@@ -188,6 +182,20 @@ fn append_linked(batches: &mut [Linked<'_>]) -> Result<()> {
     for_redb
         .iter_mut()
         .try_for_each(|linked| linked.append(all))
+}
+
+/// Takes out the waiters whose data is on a failed device. Returns them with the error of the flush.
+pub(super) fn take_lost(
+    core: &Core,
+    waiters: &mut Vec<Waiter>,
+    error: &Error,
+) -> Vec<(Waiter, Error)> {
+    let is_lost = |waiter: &mut Waiter| {
+        let mut shards = core.shards.of_set(waiter.data);
+        shards.any(|shard| shard.commits.failure().is_err())
+    };
+    let lost = waiters.extract_if(.., is_lost);
+    lost.map(|waiter| (waiter, error.clone())).collect()
 }
 
 /// Makes every write to the slices of these shards durable that ended before the call. See `Core::flush`.

@@ -117,15 +117,7 @@ impl Round<'_> {
                 refused = std::mem::take(&mut group.refused);
                 result
             }
-            false => {
-                let mut data = ShardSet::one(shard);
-                self.waiters
-                    .iter()
-                    .for_each(|waiter| data.extend(waiter.data));
-                self.commits
-                    .failure()
-                    .and_then(|()| group::flush(core, data))
-            }
+            false => self.flush(core, shard, &mut refused),
         };
         let answers = Answers {
             waiters: std::mem::take(&mut self.waiters),
@@ -136,6 +128,25 @@ impl Round<'_> {
         for (waiter, error) in refused {
             (waiter.done)(Err(error));
         }
+    }
+
+    /// Makes the data of the waiters durable. Moves the waiters whose data is on a failed device to `refused`: the others do not need it.
+    fn flush(
+        &mut self,
+        core: &Core,
+        shard: ShardId,
+        refused: &mut Vec<(Waiter, Error)>,
+    ) -> Result<()> {
+        let flush = |waiters: &[Waiter]| {
+            let mut data = ShardSet::one(shard);
+            waiters.iter().for_each(|waiter| data.extend(waiter.data));
+            self.commits.failure()?;
+            group::flush(core, data)
+        };
+        flush(&self.waiters).or_else(|error| {
+            refused.extend(group::take_lost(core, &mut self.waiters, &error));
+            flush(&self.waiters)
+        })
     }
 }
 
