@@ -55,10 +55,9 @@ impl<'a> Group<'a> {
 
     /// Makes the data that waiters need besides the batches durable. Takes out the waiters whose data is on a failed device.
     pub fn flush_for(&mut self, waiters: &mut Vec<Waiter>) {
-        let Err(error) = flush(self.core, self.data) else {
-            return;
-        };
-        self.refused.extend(take_lost(self.core, waiters, &error));
+        if flush(self.core, self.data).is_err() {
+            self.refused.extend(take_lost(self.core, waiters));
+        }
     }
 
     /// Makes the sealed batches durable, after the data that they describe. After ENOSPC they stay sealed, and none is durable. Any other
@@ -184,18 +183,17 @@ fn append_linked(batches: &mut [Linked<'_>]) -> Result<()> {
         .try_for_each(|linked| linked.append(all))
 }
 
-/// Takes out the waiters whose data is on a failed device. Returns them with the error of the flush.
-pub(super) fn take_lost(
-    core: &Core,
-    waiters: &mut Vec<Waiter>,
-    error: &Error,
-) -> Vec<(Waiter, Error)> {
-    let is_lost = |waiter: &mut Waiter| {
+/// Takes out the waiters with data in a shard whose changes have ended. Returns them with the reason.
+pub(super) fn take_lost(core: &Core, waiters: &mut Vec<Waiter>) -> Vec<(Waiter, Error)> {
+    let mut lost = Vec::new();
+    for waiter in std::mem::take(waiters) {
         let mut shards = core.shards.of_set(waiter.data);
-        shards.any(|shard| shard.commits.failure().is_err())
-    };
-    let lost = waiters.extract_if(.., is_lost);
-    lost.map(|waiter| (waiter, error.clone())).collect()
+        match shards.find_map(|shard| shard.commits.failure().err()) {
+            Some(error) => lost.push((waiter, error)),
+            None => waiters.push(waiter),
+        }
+    }
+    lost
 }
 
 /// Makes every write to the slices of these shards durable that ended before the call. See `Core::flush`.

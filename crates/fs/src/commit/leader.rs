@@ -130,23 +130,25 @@ impl Round<'_> {
         }
     }
 
-    /// Makes the data of the waiters durable. Moves the waiters whose data is on a failed device to `refused`: the others do not need it.
+    /// Makes the data of the waiters durable. Moves the waiters with data in a shard whose changes have ended to `refused`. The device may
+    /// have lost this data and flush again, and the other waiters do not need the device.
     fn flush(
         &mut self,
         core: &Core,
         shard: ShardId,
         refused: &mut Vec<(Waiter, Error)>,
     ) -> Result<()> {
-        let flush = |waiters: &[Waiter]| {
+        let mut flush = || {
+            refused.extend(group::take_lost(core, &mut self.waiters));
             let mut data = ShardSet::one(shard);
-            waiters.iter().for_each(|waiter| data.extend(waiter.data));
+            self.waiters
+                .iter()
+                .for_each(|waiter| data.extend(waiter.data));
             self.commits.failure()?;
             group::flush(core, data)
         };
-        flush(&self.waiters).or_else(|error| {
-            refused.extend(group::take_lost(core, &mut self.waiters, &error));
-            flush(&self.waiters)
-        })
+        // The second time without the waiters that need the failed device.
+        flush().or_else(|_| flush())
     }
 }
 

@@ -107,7 +107,7 @@ pub const SEQUENCES: [&str; 22] = [
 ];
 
 /// The same for volumes with a metadata store in each slice.
-pub const SEQUENCES_OF_STORES: [&str; 25] = [
+pub const SEQUENCES_OF_STORES: [&str; 26] = [
     "clean-stores",
     "crashed-stores",
     "crashed-stores-summed",
@@ -126,6 +126,7 @@ pub const SEQUENCES_OF_STORES: [&str; 25] = [
     "crashed-stores,rename-cross:b,append:a,fsync:a,checkpoint:a,append:b,fsync:b",
     "crashed-stores-summed,link:b,overwrite:a,commit:a,rewrite:b,fdatasync:b,remount:a,read:b",
     "clean-stores,overwrite:b,write-back:b,fdatasync-here:b,overwrite:a,fdatasync-here:a,fdatasync-here:b,fsync:b",
+    "clean-stores,move:a,sync-all:a,overwrite:a,write-back:a,fdatasync:a,fdatasync:a,fdatasync-here:a",
     "clean-stores,overwrite:b,write-back:b,append:b,checkpoint:b,fdatasync-here:b,fsync:b",
     "clean-stores,overwrite:b,write-back:b,grow:a,fdatasync-here:b,append:b,fsync:b",
     "clean-stores,overwrite:b,write-back:b,add:a,fdatasync-here:b,append:b,fsync:b",
