@@ -16,8 +16,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Returns the arrows of the manifests, without dev-dependencies.
-fn arrows_of_manifests() -> Arrows {
+/// Returns the packages of this workspace, as cargo describes them.
+fn packages() -> Vec<Value> {
     let cargo = std::env::var_os("CARGO").expect("cargo runs the tests");
     let output = Command::new(cargo)
         .args(["metadata", "--no-deps", "--format-version", "1"])
@@ -26,21 +26,28 @@ fn arrows_of_manifests() -> Arrows {
         .expect("cargo metadata runs");
     let metadata: Value =
         serde_json::from_slice(&output.stdout).expect("cargo metadata prints JSON");
-    let short = |value: &Value| {
-        value
-            .as_str()
-            .and_then(|name| name.strip_prefix("jericho-"))
-            .map(str::to_owned)
-    };
-    let packages = metadata["packages"].as_array().expect("packages");
-    packages
+    metadata["packages"].as_array().expect("packages").clone()
+}
+
+/// Returns the dependencies of a package, of all kinds.
+fn dependencies(package: &Value) -> &[Value] {
+    let dependencies = package["dependencies"].as_array();
+    dependencies.expect("dependencies")
+}
+
+/// Returns the name of a crate of this workspace without `jericho-`.
+fn short(name: &Value) -> Option<String> {
+    let name = name.as_str()?.strip_prefix("jericho-")?;
+    Some(name.to_owned())
+}
+
+/// Returns the arrows of the manifests, without dev-dependencies.
+fn arrows_of_manifests() -> Arrows {
+    packages()
         .iter()
         .map(|package| {
-            let uses = package["dependencies"]
-                .as_array()
-                .expect("dependencies")
-                .iter();
-            let uses = uses
+            let uses = dependencies(package)
+                .iter()
                 .filter(|d| d["kind"].is_null())
                 .filter_map(|d| short(&d["name"]))
                 .collect();
@@ -204,6 +211,15 @@ fn a_crate_does_not_reach_what_it_must_not_know() {
             assert!(!reached.contains(*other), "`{name}` reaches `{other}`");
         }
     }
+}
+
+#[test]
+fn only_metadata_uses_redb() {
+    let packages = packages();
+    let uses_redb = |package: &&Value| dependencies(package).iter().any(|d| d["name"] == "redb");
+    let users: Vec<_> = packages.iter().filter(uses_redb).collect();
+    let names: Vec<_> = users.iter().filter_map(|p| short(&p["name"])).collect();
+    assert_eq!(names, ["metadata"]);
 }
 
 #[test]

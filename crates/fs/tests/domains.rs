@@ -24,6 +24,7 @@ const MIB: u64 = 1 << 20;
 const BYTES: usize = 3 * 4096 + 100;
 const EIO: i32 = 5;
 const ENODEV: i32 = 19;
+const ENOSPC: i32 = 28;
 
 /// Returns a volume with a store in each of two slices, which are on devices of their own.
 fn formatted(checksums: bool) -> DeviceSet {
@@ -844,4 +845,85 @@ fn a_failed_flush_ends_the_changes_of_a_slice_whose_batch_describes_data_on_the_
     assert_eq!(size("far").unwrap_or(0), 0);
     mounted.synced(x, "new", 3).unwrap();
     mounted.fs.close().unwrap();
+}
+
+#[test]
+fn a_sync_does_not_fail_with_the_device_of_another_sync_that_is_served_with_it() {
+    let set = filled(false);
+    let mounted = try_mount(set.as_devices()).unwrap();
+    let x = mounted.dir("x");
+    let (first, near) = (mounted.synced(x, "first", 1), mounted.synced(x, "near", 2));
+    let (first, near) = (first.unwrap(), near.unwrap());
+    // Its inode is in the first slice, and its pages are in the second one.
+    let far = mounted.synced(x, "far", 3).unwrap();
+    mounted.fs.move_to(far.ino(), 1).unwrap();
+    mounted.fs.sync_all().unwrap();
+    mounted.fs.checkpoint().unwrap();
+    let mut plan = FaultPlan::fail_nth(Some(Operation::Flush), 1, EIO);
+    plan.faults[0].is_lasting = true;
+    set.devices()[1].set_plan(plan);
+
+    let begin = |file: &Arc<File>| {
+        mounted.write(file, &pattern(5, 100)).unwrap();
+        let (written, answered) = (channel(), channel());
+        let done = Box::new(move |result| written.0.send(result).unwrap());
+        mounted.slices[usize::from(file.layout().home())].sync(&file.object(), 0..1, done);
+        written.1.recv().unwrap().unwrap();
+        let done = Box::new(move |result| answered.0.send(result).unwrap());
+        mounted.fs.fsync(file, true, done);
+        answered.1
+    };
+    // The committer flushes for the first file until the others wait, too.
+    let (has_begun, go) = set.devices()[0].block_next(Operation::Flush);
+    let of_first = begin(&first);
+    has_begun.recv().unwrap();
+    let (of_far, of_near) = (begin(&far), begin(&near));
+    // A thread of the slice passes them to the committer.
+    std::thread::sleep(Duration::from_millis(50));
+    drop(go);
+    of_first.recv().unwrap().unwrap();
+    fails_with(EIO, of_far.recv().unwrap());
+    of_near.recv().unwrap().unwrap();
+    mounted.synced(x, "new", 4).unwrap();
+}
+
+#[test]
+fn a_journal_that_finds_no_space_on_the_host_ends_the_changes_of_its_slice_and_of_linked_ones() {
+    for is_linked in [false, true] {
+        let set = filled(false);
+        let mounted = try_mount(set.as_devices()).unwrap();
+        let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+        let mut plan = FaultPlan::fail_nth(Some(Operation::Write), 1, ENOSPC);
+        plan.faults[0].is_lasting = true;
+        set.devices()[1].set_plan(plan);
+        match is_linked {
+            true => mounted.fs.rename(x, b"old", y, b"moved", 0).unwrap(),
+            false => drop(mounted.create(y, "new").unwrap()),
+        }
+        fails_with(ENOSPC, mounted.fs.commit());
+        // A part of the batch may be on the device, so a later one must not follow it.
+        set.devices()[1].set_plan(FaultPlan::default());
+        let ended = [(y, true), (x, is_linked)];
+        for dir in ended
+            .into_iter()
+            .filter_map(|(dir, has)| has.then_some(dir))
+        {
+            let error = mounted.create(dir, "later").err().unwrap();
+            assert!(error.to_string().contains("write of"), "{error}");
+            assert_eq!(error.errno(), ENOSPC);
+        }
+        if !is_linked {
+            mounted.synced(x, "later", 1).unwrap();
+        }
+        let error = mounted.fs.close().unwrap_err();
+        assert!(error.to_string().contains("write of"), "{error}");
+        drop(mounted);
+        let later = set.crash(1);
+        assert_sound(&later);
+        let mounted = try_mount(later.as_devices()).unwrap();
+        let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+        assert_eq!(mounted.contents(x, "old").unwrap(), pattern(0, BYTES));
+        mounted.synced(y, "later", 2).unwrap();
+        mounted.fs.close().unwrap();
+    }
 }

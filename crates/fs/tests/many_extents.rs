@@ -303,6 +303,7 @@ fn cut_between(mount: &Mount, from: u64, to: u64, look: impl Fn(&Mount, &str)) {
         let what = format!("power cut at change {cut} of {from} to {to}");
         let mut after = Mount {
             device: Arc::new(mount.device.crash_at(cut, cut)),
+            second: None,
             busy: false,
             fs: None,
             slices: Vec::new(),

@@ -1,4 +1,5 @@
-//! A device that does not answer delays nothing that does not need it: hits, and the files of a slice on another device.
+//! A device that does not answer delays nothing that does not need it: hits, and the files of a slice on another device. If each slice has a
+//! metadata store, this includes all syncs of the other slice.
 //!
 //! The test closes a gate in front of all operations of the second device, and opens it at the end. What must not wait runs in a thread
 //! of its own, so that a test fails instead of hanging.
@@ -69,8 +70,10 @@ impl Gate {
     }
 }
 
-/// A mounted volume of two slices, each on a device of its own. The metadata is on the first one.
+/// A mounted volume of two slices, each on a device of its own.
 struct Bed {
+    /// Each slice has a metadata store. Otherwise the metadata is on the first device.
+    has_stores: bool,
     devices: [Arc<SimDevice>; 2],
     gate: Arc<Gate>,
     waits: Receiver<()>,
@@ -88,11 +91,12 @@ struct User {
 }
 
 impl Bed {
-    fn new() -> Bed {
+    fn new(has_stores: bool) -> Bed {
         let devices = ["a", "b"].map(|name| Arc::new(SimDevice::new(name, 64 << 20)));
         let all: Vec<Arc<dyn Device>> = devices.iter().map(|d| d.clone() as _).collect();
         let options = FormatOptions {
             slices: Some(2),
+            has_stores: Some(has_stores),
             ..FormatOptions::default()
         };
         let paths = [PathBuf::from("a"), PathBuf::from("b")];
@@ -121,6 +125,7 @@ impl Bed {
             ["x", "y"].map(|name| fs.mkdir(ROOT, name.as_bytes(), 0o755, CALLER).unwrap().ino);
         let (gate, waits) = Gate::before(&devices[1]);
         Bed {
+            has_stores,
             devices,
             gate,
             waits,
@@ -168,16 +173,29 @@ impl Bed {
             .expect("it waits for a device that it does not need")
     }
 
-    /// Uses a file of the first slice, names of both, and a cached page of the second slice. With `syncs`, the file is synced, too.
+    /// Uses a file of the first slice, names of both, and a cached page of the second slice. With `syncs`, the file is synced, too. If the
+    /// first slice has a store of its own, commits new names and files of this slice.
     fn others_go_on(&self, first: &Arc<File>, cached: &Arc<File>, syncs: bool) {
         let (first, cached, dirs) = (first.clone(), cached.clone(), self.dirs);
         self.evict(&first);
+        let commits = self.has_stores;
         let (missed, hit) = self.at_once(move |user| {
             let missed = user.read(&first);
             user.write(&first, b'2');
             // The overwrite of a durable page needs no metadata.
-            if syncs {
+            if syncs || commits {
                 user.sync(&first, true).unwrap();
+            }
+            if commits {
+                for number in 0..5 {
+                    let made = user.create(dirs[0], &format!("synced{number}"));
+                    user.write(&made, b'3');
+                    match number % 2 {
+                        0 => user.sync(&made, false).unwrap(),
+                        _ => user.begin_sync(&made, false).recv().unwrap().unwrap(),
+                    }
+                    user.sync_dir(dirs[0]).unwrap();
+                }
             }
             for dir in dirs {
                 let made = user.create(dir, "new");
@@ -249,6 +267,13 @@ impl User {
         receiver
     }
 
+    fn sync_dir(&self, dir: Ino) -> Result<()> {
+        let (sender, receiver) = channel();
+        let done: Done = Box::new(move |result| sender.send(result).unwrap());
+        self.fs.fsync_dir_blocking(dir, done);
+        receiver.recv().unwrap()
+    }
+
     fn sync(&self, file: &Arc<File>, datasync: bool) -> Result<()> {
         let (sender, receiver) = channel();
         let done: Done = Box::new(move |result| sender.send(result).unwrap());
@@ -259,58 +284,64 @@ impl User {
 
 #[test]
 fn a_read_that_is_not_answered_delays_neither_hits_nor_the_other_slice() {
-    let bed = Bed::new();
-    let (first, cached) = (bed.durable(0, "first"), bed.durable(1, "cached"));
-    let slow = bed.durable(1, "slow");
-    bed.evict(&slow);
-    bed.gate.close();
-    let answer = bed.user().grant(&slow, Intent::Read);
-    bed.waits.recv().unwrap();
-    bed.others_go_on(&first, &cached, true);
-    assert!(answer.try_recv().is_err(), "the gate is closed");
-    bed.gate.open();
-    answer.recv().unwrap().unwrap();
-    bed.end();
+    for has_stores in [false, true] {
+        let bed = Bed::new(has_stores);
+        let (first, cached) = (bed.durable(0, "first"), bed.durable(1, "cached"));
+        let slow = bed.durable(1, "slow");
+        bed.evict(&slow);
+        bed.gate.close();
+        let answer = bed.user().grant(&slow, Intent::Read);
+        bed.waits.recv().unwrap();
+        bed.others_go_on(&first, &cached, true);
+        assert!(answer.try_recv().is_err(), "the gate is closed");
+        bed.gate.open();
+        answer.recv().unwrap().unwrap();
+        bed.end();
+    }
 }
 
 #[test]
 fn a_write_back_that_is_not_answered_delays_neither_hits_nor_the_other_slice() {
-    let bed = Bed::new();
-    let (first, cached) = (bed.durable(0, "first"), bed.durable(1, "cached"));
-    let slow = bed.durable(1, "slow");
-    bed.user().write(&slow, b'2');
-    bed.gate.close();
-    let synced = bed.user().begin_sync(&slow, true);
-    bed.waits.recv().unwrap();
-    bed.others_go_on(&first, &cached, true);
-    let read = slow.clone();
-    assert_eq!(
-        bed.at_once(move |user| user.read(&read)),
-        b'2',
-        "a page that is being written is read"
-    );
-    assert!(synced.try_recv().is_err(), "the gate is closed");
-    bed.gate.open();
-    synced.recv().unwrap().unwrap();
-    bed.end();
+    for has_stores in [false, true] {
+        let bed = Bed::new(has_stores);
+        let (first, cached) = (bed.durable(0, "first"), bed.durable(1, "cached"));
+        let slow = bed.durable(1, "slow");
+        bed.user().write(&slow, b'2');
+        bed.gate.close();
+        let synced = bed.user().begin_sync(&slow, true);
+        bed.waits.recv().unwrap();
+        bed.others_go_on(&first, &cached, true);
+        let read = slow.clone();
+        assert_eq!(
+            bed.at_once(move |user| user.read(&read)),
+            b'2',
+            "a page that is being written is read"
+        );
+        assert!(synced.try_recv().is_err(), "the gate is closed");
+        bed.gate.open();
+        synced.recv().unwrap().unwrap();
+        bed.end();
+    }
 }
 
 #[test]
 fn a_flush_that_is_not_answered_delays_neither_reads_nor_writes_nor_names() {
-    let bed = Bed::new();
-    let (first, cached) = (bed.durable(0, "first"), bed.durable(1, "cached"));
-    let slow = bed.durable(1, "slow");
-    bed.user().write(&slow, b'2');
-    bed.gate
-        .close_to(&[Operation::Flush, Operation::DurableWrite]);
-    let synced = bed.user().begin_sync(&slow, true);
-    bed.waits.recv().unwrap();
-    // A commit of a shard waits for the one before it, and this one waits for the flush.
-    bed.others_go_on(&first, &cached, false);
-    let read = slow.clone();
-    assert_eq!(bed.at_once(move |user| user.read(&read)), b'2');
-    assert!(synced.try_recv().is_err(), "the gate is closed");
-    bed.gate.open();
-    synced.recv().unwrap().unwrap();
-    bed.end();
+    for has_stores in [false, true] {
+        let bed = Bed::new(has_stores);
+        let (first, cached) = (bed.durable(0, "first"), bed.durable(1, "cached"));
+        let slow = bed.durable(1, "slow");
+        bed.user().write(&slow, b'2');
+        bed.gate
+            .close_to(&[Operation::Flush, Operation::DurableWrite]);
+        let synced = bed.user().begin_sync(&slow, true);
+        bed.waits.recv().unwrap();
+        // A commit of a shard waits for the one before it, and this one waits for the flush. The other slice may have the same shard.
+        bed.others_go_on(&first, &cached, false);
+        let read = slow.clone();
+        assert_eq!(bed.at_once(move |user| user.read(&read)), b'2');
+        assert!(synced.try_recv().is_err(), "the gate is closed");
+        bed.gate.open();
+        synced.recv().unwrap().unwrap();
+        bed.end();
+    }
 }

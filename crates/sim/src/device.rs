@@ -26,8 +26,8 @@ const LOG_ENTRIES_MAX: usize = 100_000;
 /// A device in memory with a volatile write cache and planned faults. Its durable writes are writes with FUA, unless it is made
 /// `without_fua`.
 ///
-/// As on real devices, a failed flush is final: every later one fails with the same cause, and bytes that were not durable by
-/// then never become durable.
+/// A failed flush is final: every later one fails with the same cause, and bytes that were not durable by then never become durable.
+/// `FaultPlan::forgets_failed_flushes` makes a device that reports it once.
 #[derive(Debug)]
 pub struct SimDevice {
     name: Arc<str>,
@@ -541,7 +541,10 @@ impl Device for SimDevice {
                 Some(Effect::Errno(errno)) => Cause::Errno(errno),
                 Some(Effect::Short { .. }) => Cause::Errno(errno::EIO),
             };
-            state.flush_failed = Some(cause);
+            match state.plan.forgets_failed_flushes {
+                true => state.image.lose_cached(state.plan.seed),
+                false => state.flush_failed = Some(cause),
+            }
             Err(cause)
         })
     }

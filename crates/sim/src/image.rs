@@ -1,6 +1,6 @@
 //! The contents of a simulated device: the bytes that reads see, the durable bytes, and the volatile write cache between them.
 //!
-//! Invariant: `seen` is `durable` with all changes of `cached` applied in order.
+//! Invariant: `seen` is `durable` with all changes of `cached` applied in order, except for blocks that a failed flush has lost.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -127,6 +127,12 @@ impl Image {
             self.durable
                 .extend(latest.map(|(number, block)| (*number, block.clone())));
         }
+    }
+
+    /// Empties the cache without making it durable: each change is durable, lost or torn, and reads see all of them.
+    pub(crate) fn lose_cached(&mut self, seed: u64) {
+        self.durable = self.after_power_cut(seed).seen;
+        self.cached.clear();
     }
 
     /// Makes a range durable as reads see it. Changes of other blocks stay volatile.

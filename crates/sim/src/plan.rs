@@ -84,7 +84,10 @@ pub struct FaultPlan {
     pub room_blocks: Option<u64>,
     /// Maximum latency of an operation; each takes a random time up to this.
     pub latency_max: Option<Duration>,
-    /// Seed of the latencies.
+    /// A failed flush is reported once, as a kernel reports lost writes. The changes that it should have made durable are durable, lost
+    /// or torn from then on, as the seed decides, although reads still see them. Later flushes succeed. Not for a device that records.
+    pub forgets_failed_flushes: bool,
+    /// Seed of the latencies, and of what a forgotten flush loses.
     pub seed: u64,
 }
 

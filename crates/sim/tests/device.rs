@@ -226,6 +226,29 @@ fn a_failed_flush_is_final_and_makes_nothing_durable() {
 }
 
 #[test]
+fn a_flush_that_fails_and_is_forgotten_may_lose_what_was_written_before_it_only() {
+    let survives = |seed| {
+        let device = device();
+        write(&device, 0, 1).unwrap();
+        write(&device, 1, 1).unwrap();
+        device.set_plan(FaultPlan {
+            forgets_failed_flushes: true,
+            seed,
+            ..FaultPlan::fail_nth(Some(Operation::Flush), 1, EIO)
+        });
+        assert_eq!(device.flush().unwrap_err().cause, Cause::Errno(EIO));
+        write(&device, 1, 2).unwrap();
+        device.flush().unwrap();
+        assert_eq!(read(&device, 0), [1; BLOCK], "reads still see it");
+        let after = device.crash(0);
+        assert_eq!(read(&after, 1), [2; BLOCK], "it was written later");
+        read(&after, 0) == [1; BLOCK]
+    };
+    let survived: HashSet<bool> = (0..20).map(survives).collect();
+    assert_eq!(survived.len(), 2);
+}
+
+#[test]
 fn after_the_power_is_cut_everything_fails_and_the_interrupted_write_may_be_torn() {
     let device = device();
     device.set_plan(FaultPlan::cut_power_at(2));

@@ -55,20 +55,13 @@ impl<'a> Group<'a> {
 
     /// Makes the data that waiters need besides the batches durable. Takes out the waiters whose data is on a failed device.
     pub fn flush_for(&mut self, waiters: &mut Vec<Waiter>) {
-        let Err(error) = flush(self.core, self.data) else {
-            return;
-        };
-        let is_lost = |waiter: &mut Waiter| {
-            let mut shards = self.core.shards.of_set(waiter.data);
-            shards.any(|shard| shard.commits.failure().is_err())
-        };
-        let lost = waiters.extract_if(.., is_lost);
-        self.refused
-            .extend(lost.map(|waiter| (waiter, error.clone())));
+        if flush(self.core, self.data).is_err() {
+            self.refused.extend(take_lost(self.core, waiters));
+        }
     }
 
     /// Makes the sealed batches durable, after the data that they describe. After ENOSPC they stay sealed, and none is durable. Any other
-    /// error ends the changes of all shards of the group.
+    /// error ends the changes of all shards of the group, as does ENOSPC if a store has failed: its journal may have a part of a batch.
     pub fn commit(&mut self) -> Result<()> {
         let core = self.core;
         let mut shards = core.shards.of_set(self.set);
@@ -85,7 +78,9 @@ impl<'a> Group<'a> {
             return Err(error);
         }
         if let Err(error) = self.append() {
-            if error.errno() == ENOSPC.errno() {
+            let mut shards = core.shards.of_set(self.set);
+            let may_go_on = shards.all(|shard| shard.store.check().is_ok());
+            if error.errno() == ENOSPC.errno() && may_go_on {
                 for shard in core.shards.of_set(self.set) {
                     shard.commits.note_room(Some(&error));
                     shard.commits.try_later();
@@ -122,7 +117,12 @@ impl<'a> Group<'a> {
             let store = store(*id);
             prepared.push(Linked::of(*id, store.prepare(&cut.changes)?)?);
         }
-        append_linked(&mut prepared)?;
+        if let Err(error) = append_linked(&mut prepared) {
+            for linked in prepared {
+                linked.batch.abandon(&error);
+            }
+            return Err(error);
+        }
         for linked in prepared {
             linked.batch.publish();
         }
@@ -181,6 +181,19 @@ fn append_linked(batches: &mut [Linked<'_>]) -> Result<()> {
     for_redb
         .iter_mut()
         .try_for_each(|linked| linked.append(all))
+}
+
+/// Takes out the waiters with data in a shard whose changes have ended. Returns them with the reason.
+pub(super) fn take_lost(core: &Core, waiters: &mut Vec<Waiter>) -> Vec<(Waiter, Error)> {
+    let mut lost = Vec::new();
+    for waiter in std::mem::take(waiters) {
+        let mut shards = core.shards.of_set(waiter.data);
+        match shards.find_map(|shard| shard.commits.failure().err()) {
+            Some(error) => lost.push((waiter, error)),
+            None => waiters.push(waiter),
+        }
+    }
+    lost
 }
 
 /// Makes every write to the slices of these shards durable that ended before the call. See `Core::flush`.

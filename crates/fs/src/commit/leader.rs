@@ -117,15 +117,7 @@ impl Round<'_> {
                 refused = std::mem::take(&mut group.refused);
                 result
             }
-            false => {
-                let mut data = ShardSet::one(shard);
-                self.waiters
-                    .iter()
-                    .for_each(|waiter| data.extend(waiter.data));
-                self.commits
-                    .failure()
-                    .and_then(|()| group::flush(core, data))
-            }
+            false => self.flush(core, shard, &mut refused),
         };
         let answers = Answers {
             waiters: std::mem::take(&mut self.waiters),
@@ -136,6 +128,27 @@ impl Round<'_> {
         for (waiter, error) in refused {
             (waiter.done)(Err(error));
         }
+    }
+
+    /// Makes the data of the waiters durable. Moves the waiters with data in a shard whose changes have ended to `refused`. The device may
+    /// have lost this data and flush again, and the other waiters do not need the device.
+    fn flush(
+        &mut self,
+        core: &Core,
+        shard: ShardId,
+        refused: &mut Vec<(Waiter, Error)>,
+    ) -> Result<()> {
+        let mut flush = || {
+            refused.extend(group::take_lost(core, &mut self.waiters));
+            let mut data = ShardSet::one(shard);
+            self.waiters
+                .iter()
+                .for_each(|waiter| data.extend(waiter.data));
+            self.commits.failure()?;
+            group::flush(core, data)
+        };
+        // The second time without the waiters that need the failed device.
+        flush().or_else(|_| flush())
     }
 }
 

@@ -117,7 +117,7 @@ impl Fs {
             let _fails = FailsOnPanic(core);
             let commits = sync.commits(core);
             // Otherwise a flush has to follow in any case.
-            let durably = !commits && file.unflushed.devices(&core.flushes).is_empty();
+            let durably = !commits && unflushed(core, file).is_empty();
             if let Some(result) =
                 cache.sync_small(&file.object(), &pages, SmallSync { commits, durably })
             {
@@ -231,10 +231,22 @@ fn commit_for(core: &Core, shard: ShardId, waiter: Waiter, caller: Caller) {
     }
 }
 
+/// Returns the devices that have data of a file that may not be durable.
+fn unflushed(core: &Core, file: &File) -> Vec<u16> {
+    let mut devices = file.unflushed.devices(&core.flushes);
+    if !devices.is_empty() {
+        // If the file has just come into memory, these are all devices with such data of any file. Another one may hang or fail. Each
+        // write that was recorded is on a device of the shards that the file has now.
+        let own = core.devices_of(core.shards_of(file));
+        devices.retain(|device| own.contains(device));
+    }
+    devices
+}
+
 /// Flushes the devices that have data of a file that may not be durable. Threads that flush a device at the same time share a flush.
 fn flush(core: &Core, file: &File) -> Result<()> {
     let _fails = FailsOnPanic(core);
-    let flushed = core.flush(file.unflushed.devices(&core.flushes));
+    let flushed = core.flush(unflushed(core, file));
     let mut shards = core.shards.of_set(core.shards_of(file));
     let failure = shards.try_for_each(|shard| shard.commits.failure());
     failure.and(flushed)

@@ -27,7 +27,8 @@ impl Unflushed {
         }
     }
 
-    /// Returns the devices that have data of the file that may not be durable.
+    /// Returns the devices that may have data of the file that is not durable. For a file that has just come into memory these are all devices
+    /// with such data.
     pub fn devices(&self, flushes: &DataFlushes) -> Vec<u16> {
         let mut newest = self.0.lock();
         let newest = newest.get_or_insert_with(|| flushes.unflushed());

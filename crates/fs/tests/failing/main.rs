@@ -1,5 +1,6 @@
 //! The Nth read, write, flush, durable write or discard of a device fails, for every N, once or for ever, during short sequences of
-//! operations on a volume with two devices. The sequence includes the mount, with or without a recovery, and the unmount.
+//! operations on a volume with two devices, one for each slice. The slices share a metadata store, or each has its own. A sequence includes
+//! the mount, with or without a recovery, and the unmount.
 //!
 //! Nothing may panic or hang. An error names the device and the operation. An operation on names that fails has no effect. A read
 //! that succeeds returns the right bytes. After a power cut and without the fault, the volume is sound, mounts, and has everything
@@ -20,10 +21,11 @@ use std::time::{Duration, Instant};
 use jericho_sim::Random;
 
 use bed::Templates;
-use steps::{Case, KINDS, SEQUENCES, Sequence};
+use model::Contents;
+use steps::{Case, KINDS, SEQUENCES, SEQUENCES_OF_STORES, Sequence};
 
-/// Number of cases of an ordinary run.
-const CASES: usize = 350;
+/// Number of cases of each sequence in an ordinary run.
+const CASES: usize = 18;
 /// The run ends after this number of failures.
 const FAILURES_MAX: usize = 5;
 /// A case that takes longer hangs.
@@ -115,6 +117,22 @@ fn run_all(templates: &Templates, cases: &[Case]) {
     assert!(failures.is_empty(), "\n{}", failures.join("\n"));
 }
 
+/// Returns the cases of a run: all of each sequence, or a sample.
+fn cases(templates: &Templates) -> Vec<Case> {
+    let is_all = std::env::var("JERICHO_FAILING_CASES").is_ok();
+    let (mut random, mut all, mut chosen) = (Random::new(1), 0, Vec::new());
+    for text in SEQUENCES.iter().chain(&SEQUENCES_OF_STORES) {
+        let mut cases = cases_of(templates, &text.parse().unwrap());
+        all += cases.len();
+        while cases.len() > CASES && !is_all {
+            cases.swap_remove(random.below(cases.len() as u64) as usize);
+        }
+        chosen.append(&mut cases);
+    }
+    println!("{} of {all} cases", chosen.len());
+    chosen
+}
+
 #[test]
 fn whichever_device_operation_fails_the_volume_keeps_what_was_acknowledged() {
     // A panic in a thread of the filesystem may go unnoticed otherwise.
@@ -125,24 +143,43 @@ fn whichever_device_operation_fails_the_volume_keeps_what_was_acknowledged() {
         hook(info);
     }));
     let templates = Templates::new();
-    let chosen = std::env::var("JERICHO_FAILING_CASE");
-    let mut cases = match &chosen {
+    let cases = match std::env::var("JERICHO_FAILING_CASE") {
         Ok(text) => vec![text.parse().unwrap()],
-        Err(_) => SEQUENCES
-            .iter()
-            .flat_map(|text| cases_of(&templates, &text.parse().unwrap()))
-            .collect(),
+        Err(_) => cases(&templates),
     };
-    let all = cases.len();
-    if std::env::var("JERICHO_FAILING_CASES").is_err() {
-        let mut random = Random::new(1);
-        while cases.len() > CASES {
-            cases.swap_remove(random.below(cases.len() as u64) as usize);
-        }
-    }
     run_all(&templates, &cases);
     assert_eq!(PANICS.load(Ordering::Relaxed), 0, "threads panicked");
-    println!("{} of {all} cases", cases.len());
+}
+
+#[test]
+fn after_a_failed_write_a_later_one_of_the_whole_file_and_a_sync_leave_one_contents() {
+    let mut contents = Contents::new(0, vec![1; 100], 0);
+    contents.may_change([vec![1; 50], vec![2; 100]].concat(), 50..150);
+    contents.synced();
+    assert!(contents.judge(&[1; 100]).is_ok() && contents.judge(&[2; 150]).is_err());
+    contents.write(vec![3; 200], 0..200);
+    assert!(contents.judge(&[1; 100]).is_ok());
+    contents.synced();
+    assert!(contents.judge(&[3; 200]).is_ok());
+    assert!(contents.judge(&[1; 100]).is_err() && contents.judge(&[3; 150]).is_err());
+    // Half of the bytes that may be old.
+    contents.may_change([vec![3; 100], vec![4; 100]].concat(), 100..200);
+    contents.write([vec![3; 150], vec![5; 50]].concat(), 150..200);
+    contents.synced();
+    for (middle, last, is_right) in [(3, 5, true), (4, 5, true), (3, 3, false), (4, 4, false)] {
+        let found = [[3; 100].as_slice(), &[middle; 50], &[last; 50]].concat();
+        assert_eq!(contents.judge(&found).is_ok(), is_right);
+    }
+    // A read shows what memory has.
+    let found = [[3; 100].as_slice(), &[4; 50], &[5; 50]].concat();
+    contents.read(found.clone()).unwrap();
+    contents.synced();
+    assert!(contents.judge(&found).is_ok());
+    assert!(
+        contents
+            .judge(&[[3; 150].as_slice(), &[5; 50]].concat())
+            .is_err()
+    );
 }
 
 #[test]
@@ -150,6 +187,7 @@ fn a_case_is_what_its_text_says() {
     for text in [
         "clean,append:a,fsync:a one write 3 once 5",
         "crashed,move:b two flush 1 lasting 28",
+        "crashed-stores-summed,link:b two durable 1 once 5",
     ] {
         let case: Case = text.parse().unwrap();
         assert_eq!(case.to_string(), text);

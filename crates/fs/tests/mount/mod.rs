@@ -12,7 +12,7 @@ use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::format::format_devices;
 use jericho_fs::types::{Attr, Caller, Ino, Kind, ROOT, SetAttr};
 use jericho_fs::{File, Fs, FsOptions};
-use jericho_sim::SimDevice;
+use jericho_sim::{DeviceSet, SimDevice};
 use jericho_storage::Device;
 use jericho_volume::{FormatOptions, OpenMode, Volume};
 
@@ -28,6 +28,8 @@ pub const DIRTY_AGE: Duration = Duration::from_millis(1);
 
 pub struct Mount {
     pub device: Arc<SimDevice>,
+    /// A second device, on the power supply of the first one.
+    pub second: Option<Arc<SimDevice>>,
     /// Whether write-back by age and commits run all the time, or only on request.
     pub busy: bool,
     pub fs: Option<Arc<Fs>>,
@@ -55,12 +57,40 @@ impl Mount {
         format_devices(&devices, &[PathBuf::from("sim")], &options).unwrap();
         let mut mount = Mount {
             device,
+            second: None,
             busy: false,
             fs: None,
             slices: Vec::new(),
         };
         mount.up();
         mount
+    }
+
+    /// Mounts a new volume of two devices, each with a slice that has a metadata store.
+    pub fn on_two(devices: [SimDevice; 2], checksums: bool, busy: bool) -> Mount {
+        let set = DeviceSet::new(devices);
+        let options = FormatOptions {
+            slices: Some(SLICES),
+            has_stores: Some(true),
+            checksums,
+            ..FormatOptions::default()
+        };
+        let paths = ["one", "two"].map(PathBuf::from);
+        format_devices(&set.as_devices(), &paths, &options).unwrap();
+        let mut mount = Mount {
+            device: set.devices()[0].clone(),
+            second: Some(set.devices()[1].clone()),
+            busy,
+            fs: None,
+            slices: Vec::new(),
+        };
+        mount.up();
+        mount
+    }
+
+    pub fn devices(&self) -> Vec<Arc<dyn Device>> {
+        let all = [&self.device].into_iter().chain(&self.second);
+        all.map(|device| device.clone() as _).collect()
     }
 
     pub fn busy(device_bytes: u64) -> Mount {
@@ -77,8 +107,7 @@ impl Mount {
     }
 
     pub fn up_with(&mut self, mode: OpenMode) {
-        let devices: Vec<Arc<dyn Device>> = vec![self.device.clone()];
-        let volume = Volume::open_from_devices(devices, mode).unwrap();
+        let volume = Volume::open_from_devices(self.devices(), mode).unwrap();
         let dirty_age = match self.busy {
             true => DIRTY_AGE,
             false => Duration::from_secs(3600),
@@ -111,13 +140,15 @@ impl Mount {
         self.device.cut_power();
         self.down();
         self.device = Arc::new(self.device.crash(seed));
+        // Loses other changes than the first one.
+        let second = self.second.take();
+        self.second = second.map(|device| Arc::new(device.crash(!seed)));
         self.assert_sound();
         self.up();
     }
 
     pub fn assert_sound(&self) {
-        let copy: Vec<Arc<dyn Device>> = vec![self.device.clone()];
-        let report = check_devices(copy, CheckOptions::default()).unwrap();
+        let report = check_devices(self.devices(), CheckOptions::default()).unwrap();
         assert!(report.is_sound(), "{:#?}", report.findings);
     }
 

@@ -259,6 +259,14 @@ impl Prepared<'_> {
         }
         store.room.committed();
     }
+
+    /// Drops the batch because another one of its group could not be appended. Ends all changes with that error if this one was appended:
+    /// after a crash it does not count, and later batches would be computed without it.
+    pub fn abandon(mut self, error: &Error) {
+        if let Way::Appended | Way::InRedb(..) = std::mem::replace(&mut self.way, Way::Nothing) {
+            self.store.fail(error.clone());
+        }
+    }
 }
 
 impl Drop for Prepared<'_> {

@@ -1,3 +1,4 @@
+use crate::errno::EIO;
 use crate::store::Change;
 use crate::testing::{file_batch, formatted, open_first, opened};
 
@@ -59,6 +60,20 @@ fn a_batch_that_is_durable_and_never_published_ends_all_changes() {
     assert!(store.commit(&value(3)).is_err());
     let (found, _allocator) = open_first(&opened(&device.after_power_cut()), 1 << 20);
     assert_eq!(found.value("x").unwrap(), Some(2));
+}
+
+#[test]
+fn a_batch_that_is_dropped_with_its_group_ends_all_changes_with_the_error_only_if_it_was_appended()
+{
+    let device = formatted(32, 1);
+    let (store, _allocator) = open_first(&opened(&device), 1 << 20);
+    store.prepare(&value(1)).unwrap().abandon(&EIO);
+    store.commit(&value(2)).unwrap();
+    let mut prepared = store.prepare(&value(3)).unwrap();
+    prepared.append(&[]).unwrap();
+    prepared.abandon(&EIO);
+    let error = store.commit(&value(4)).unwrap_err();
+    assert_eq!(error.to_string(), EIO.to_string());
 }
 
 #[test]
