@@ -166,3 +166,6 @@ fn serve_one(channel: &OwnChannel, filesystem: &Jericho, bytes: &[u8]) {
         crate::filesystem::report_panic(&header);
     }
 }
+
+#[cfg(test)]
+mod lines;

@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Length of a cache line in bytes.
 pub const LINE_BYTES: u64 = 64;
@@ -26,7 +26,7 @@ struct Mark(
 
 /// Tells the process that traces this one where the mark is. Call it before `record`.
 pub fn announce() {
-    println!("mark {:x}", &raw const MARK.1 as usize);
+    println!("mark {:08x},", &raw const MARK.1 as usize);
 }
 
 /// Records the accesses of the calling thread while it runs `part`. One thread at a time may record.
@@ -89,41 +89,33 @@ struct Trace {
 }
 
 impl Trace {
-    fn follow(&mut self, line: &str, mark: u64) {
-        if line.starts_with("--") {
-            self.thread = thread_that_begins(line).unwrap_or(self.thread);
-            return;
-        }
-        let Some((kind, place)) = line.split_at_checked(3) else {
-            return;
-        };
-        let Some((address, size)) = place.split_once(',') else {
-            return;
-        };
-        let Ok(address) = u64::from_str_radix(address, 16) else {
-            return;
-        };
-        let is_store = match kind {
-            "I  " => {
-                self.instruction = address;
+    /// Follows a line. `mark` is the address of the mark as lackey prints it; empty until it is known. A trace has 100 million lines, and few of
+    /// them belong to a record, so this reads no more of a line than it needs.
+    fn follow(&mut self, line: &[u8], mark: &[u8]) {
+        let (kind, place) = match line {
+            [b'-', b'-', ..] => {
+                let thread = str::from_utf8(line).ok().and_then(thread_that_begins);
+                self.thread = thread.unwrap_or(self.thread);
                 return;
             }
-            " L " => false,
-            " S " | " M " => true,
+            [b'I', b' ', b' ', place @ ..] => (b'I', place),
+            [b' ', kind @ (b'L' | b'S' | b'M'), b' ', place @ ..] => (*kind, place),
             _ => return,
         };
-        if address == mark {
-            if is_store {
-                self.pass_mark();
-            }
-            return;
+        let is_store = matches!(kind, b'S' | b'M');
+        if is_store && !mark.is_empty() && place.starts_with(mark) {
+            return self.pass_mark();
         }
         if self.recorded != Some(self.thread) {
             return;
         }
-        let (Some(record), Ok(size)) = (self.records.last_mut(), size.trim().parse::<u64>()) else {
+        let (Some(record), Some((address, size))) = (self.records.last_mut(), parsed(place)) else {
             return;
         };
+        if kind == b'I' {
+            self.instruction = address;
+            return;
+        }
         for line in address / LINE_BYTES..=(address + size - 1) / LINE_BYTES {
             let uses = record.0.entry(line).or_default();
             match is_store {
@@ -147,6 +139,12 @@ impl Trace {
     }
 }
 
+/// Returns the address and the size in `ADDRESS,SIZE`.
+fn parsed(place: &[u8]) -> Option<(u64, u64)> {
+    let (address, size) = str::from_utf8(place).ok()?.trim_end().split_once(',')?;
+    Some((u64::from_str_radix(address, 16).ok()?, size.parse().ok()?))
+}
+
 /// Returns the thread that begins to run, from a line such as `--123--   SCHED[2]:  acquired lock (...)`.
 fn thread_that_begins(line: &str) -> Option<u32> {
     let (_, rest) = line.split_once("SCHED[")?;
@@ -167,39 +165,39 @@ pub fn trace(test: &str, variables: &[(&str, &std::ffi::OsStr)]) -> Vec<Record> 
         .args(["--exact", test, "--ignored"])
         .args(["--nocapture", "--test-threads=1"])
         .envs(variables.iter().copied())
-        // Else a thread goes on to use memory that another thread has allocated and that it has freed itself.
-        .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
+        // Else a thread goes on to use memory that another thread has allocated and that it has freed itself, and threads share a heap if there
+        // are more than eight for each CPU.
+        .env(
+            "GLIBC_TUNABLES",
+            "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=256",
+        )
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .expect("valgrind runs");
     let said = BufReader::new(traced.stdout.take().expect("a pipe"));
-    let mark = Arc::new(AtomicU64::new(0));
+    let mark = Arc::new(OnceLock::new());
     let found = mark.clone();
     let reader = std::thread::spawn(move || {
         for line in said.lines().map_while(Result::ok) {
-            let address = line.split_once("mark ").map(|(_, address)| address);
-            if let Some(Ok(address)) = address.map(|a| u64::from_str_radix(a, 16)) {
-                found.store(address, Ordering::SeqCst);
+            if let Some((_, address)) = line.split_once("mark ") {
+                let _ = found.set(address.to_owned());
             }
         }
     });
     let mut trace = Trace::default();
-    let mut lines = BufReader::with_capacity(1 << 20, traced.stderr.take().expect("a pipe"));
-    let (mut line, mut messages) = (Vec::new(), String::new());
-    while lines
-        .read_until(b'\n', &mut line)
-        .expect("the trace can be read")
-        > 0
-    {
-        let text = String::from_utf8_lossy(&line);
-        if !text.starts_with(['I', ' ', '-']) {
-            messages.push_str(&text);
+    let stderr = traced.stderr.take().expect("a pipe");
+    let mut lines = BufReader::with_capacity(1 << 20, stderr);
+    let (mut line, mut messages) = (Vec::new(), Vec::new());
+    while lines.read_until(b'\n', &mut line).expect("a trace") > 0 {
+        if !matches!(line[0], b'I' | b' ' | b'-') {
+            messages.extend_from_slice(&line);
         }
-        trace.follow(text.trim_end(), mark.load(Ordering::SeqCst));
+        trace.follow(&line, mark.get().map_or(b"", String::as_bytes));
         line.clear();
     }
     let status = traced.wait().expect("the program ends");
+    let messages = String::from_utf8_lossy(&messages);
     assert!(status.success(), "{status}:\n{messages}");
     reader.join().expect("the reader does not panic");
     assert_eq!(trace.recorded, None, "a record has no end");
@@ -231,7 +229,7 @@ mod tests {
             " S 000030c0,8",
             " S 00009000,8",
         ] {
-            trace.follow(line, 0x9000);
+            trace.follow(line.as_bytes(), b"00009000,");
         }
         assert_eq!(trace.recorded, None);
         let [first, second] = &trace.records[..] else {
