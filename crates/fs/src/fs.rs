@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::flushes::DataFlushes;
 use crate::hosts::Hosts;
 use crate::objects::AllObjects;
-use crate::orphans::Orphans;
+use crate::orphans;
 use crate::scrub::{Scrub, ScrubStatus, scrubber};
 use crate::shards::Shards;
 use crate::table::Table;
@@ -45,7 +45,9 @@ pub struct Fs {
     /// Held by a thread that takes more space into use. True: the filesystem is being closed, and takes none.
     pub(crate) extending: Mutex<bool>,
     scrubber: Mutex<Option<JoinHandle<()>>>,
-    pub(crate) orphans: Orphans,
+    orphans: Mutex<Option<JoinHandle<()>>>,
+    /// Ends the thread that removes orphans. Those that it has not reached stay orphans until the next mount.
+    leaves_orphans: Arc<AtomicBool>,
 }
 
 impl Fs {
@@ -103,7 +105,8 @@ impl Fs {
             discarder: Mutex::default(),
             extending: Mutex::default(),
             scrubber: Mutex::default(),
-            orphans: Orphans::default(),
+            orphans: Mutex::default(),
+            leaves_orphans: Arc::default(),
         });
         // If one thread cannot be started, the drop of `fs` ends the others.
         fs.core.close_failed_slices();
@@ -166,6 +169,27 @@ impl Fs {
         !self.core.shards.have_room()
     }
 
+    /// Removes the files without a name of the last mount, the large ones in the background.
+    fn remove_orphans(&self) -> Result<()> {
+        if self.core.options.read_only {
+            return Ok(());
+        }
+        let later = orphans::remove_small(&self.core)?;
+        if later.is_empty() {
+            return Ok(());
+        }
+        let (core, must_end) = (self.core.clone(), self.leaves_orphans.clone());
+        let run = move || orphans::remove_all(&core, &later, &must_end);
+        *self.orphans.lock() =
+            Some(jericho_sys::service::spawn("orphans", run).map_err(no_thread)?);
+        Ok(())
+    }
+
+    fn stop_orphans(&self) {
+        self.leaves_orphans.store(true, Ordering::Release);
+        join(&self.orphans);
+    }
+
     /// Writes everything back, commits, marks the volume clean and stops the threads. Later calls fail with ESHUTDOWN.
     pub fn close(&self) -> Result<()> {
         self.core.alive()?;
@@ -173,7 +197,7 @@ impl Fs {
         *self.extending.lock() = true;
         // Its place is in the last batch.
         self.stop_scrubber();
-        self.orphans.stop();
+        self.stop_orphans();
         let result = self.sync_all().and_then(|()| {
             let mut shards = self.core.shards.map().all().iter();
             shards.try_for_each(|shard| settle::settle(&self.core, shard))
@@ -221,7 +245,7 @@ impl Fs {
 
     fn stop(&self) {
         self.stop_scrubber();
-        self.orphans.stop();
+        self.stop_orphans();
         self.core.allocator.lend_at_once();
         self.core.discards.stop_now();
         join(&self.discarder);
@@ -337,7 +361,7 @@ impl Fs {
     }
 }
 
-pub(crate) fn no_thread(error: std::io::Error) -> Error {
+fn no_thread(error: std::io::Error) -> Error {
     Error::Errno(error.raw_os_error().unwrap_or(11))
 }
 

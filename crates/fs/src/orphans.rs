@@ -1,94 +1,59 @@
 //! The files without a name that the last mount has left: they were open, or their removal had not ended.
 //!
-//! A mount removes small ones before it ends. A thread removes the others afterwards, one after the other, so that a mount does not
-//! take longer with a removed file of very many extents.
+//! A mount removes small ones before it ends. A thread removes the others afterwards, one after the other (`remove_all`), so that a
+//! mount does not take longer with a removed file of very many extents.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
 use jericho_metadata::store::Change;
-use parking_lot::Mutex;
 
 use crate::core::Core;
 use crate::error::Result;
-use crate::fs::{Fs, no_thread};
 use crate::types::{Ino, Kind};
 
 /// A mount removes at most this many files before it ends, with at most this many blocks together. So they have as many extents at most.
 const FILES_MAX: usize = 1024;
 const BLOCKS_MAX: u64 = 65_536;
 
-/// The thread that removes the files that are left at the end of a mount.
-#[derive(Default)]
-pub(crate) struct Orphans {
-    thread: Mutex<Option<JoinHandle<()>>>,
-    must_end: Arc<AtomicBool>,
-}
-
-impl Orphans {
-    /// Ends the thread. The files that it has not reached stay orphans until the next mount.
-    pub fn stop(&self) {
-        self.must_end.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.lock().take() {
-            // A panic of the thread has ended the process.
-            let _ = thread.join();
-        }
+/// Removes the small orphans of the stores that are present. Returns the others. A write that finds no space waits for them.
+pub(crate) fn remove_small(core: &Arc<Core>) -> Result<Vec<Ino>> {
+    let stores = core.shards.iter().map(|shard| &shard.store);
+    let present = stores.filter(|store| store.check().is_ok());
+    let orphans = present.map(|store| store.orphans());
+    let orphans = orphans.collect::<Result<Vec<_>>>()?.concat();
+    if orphans.is_empty() {
+        return Ok(Vec::new());
     }
-}
-
-impl Fs {
-    /// Removes all orphans of the stores that are present, the large ones in the background.
-    pub(crate) fn remove_orphans(&self) -> Result<()> {
-        let core = &self.core;
-        if core.options.read_only {
-            return Ok(());
+    tracing::info!(
+        "removing {} files that were open without a name",
+        orphans.len()
+    );
+    let (mut files, mut blocks, mut later) = (0, 0, Vec::new());
+    for ino in orphans {
+        let Some(record) = core.store_of(ino).inode(ino)? else {
+            core.commits_of(ino).push(Change::DelOrphan(ino));
+            continue;
+        };
+        files += 1;
+        blocks += record.blocks;
+        if files <= FILES_MAX && blocks <= BLOCKS_MAX {
+            remove(core, ino)?;
+            continue;
         }
-        let stores = core.shards.iter().map(|shard| &shard.store);
-        let present = stores.filter(|store| store.check().is_ok());
-        let orphans = present.map(|store| store.orphans());
-        let orphans = orphans.collect::<Result<Vec<_>>>()?.concat();
-        if orphans.is_empty() {
-            return Ok(());
+        blocks -= record.blocks;
+        if record.kind == Kind::File {
+            core.leaving.add(ino);
         }
-        tracing::info!(
-            "removing {} files that were open without a name",
-            orphans.len()
-        );
-        let (mut files, mut blocks, mut later) = (0, 0, Vec::new());
-        for ino in orphans {
-            let Some(record) = core.store_of(ino).inode(ino)? else {
-                core.commits_of(ino).push(Change::DelOrphan(ino));
-                continue;
-            };
-            files += 1;
-            blocks += record.blocks;
-            if files <= FILES_MAX && blocks <= BLOCKS_MAX {
-                remove(core, ino)?;
-                continue;
-            }
-            blocks -= record.blocks;
-            if record.kind == Kind::File {
-                // A write that finds no space waits for it.
-                core.leaving.add(ino);
-            }
-            later.push(ino);
-        }
-        // A slice that takes no changes does not prevent the mount.
-        core.commit_working()?;
-        if later.is_empty() {
-            return Ok(());
-        }
-        let (core, must_end) = (core.clone(), self.orphans.must_end.clone());
-        let run = move || remove_all(&core, &later, &must_end);
-        let thread = jericho_sys::service::spawn("orphans", run).map_err(no_thread)?;
-        *self.orphans.thread.lock() = Some(thread);
-        Ok(())
+        later.push(ino);
     }
+    // A slice that takes no changes does not prevent the mount.
+    core.commit_working()?;
+    Ok(later)
 }
 
 /// Removes orphans until `must_end` is set. Few of them are in memory at a time.
-fn remove_all(core: &Arc<Core>, orphans: &[Ino], must_end: &AtomicBool) {
+pub(crate) fn remove_all(core: &Arc<Core>, orphans: &[Ino], must_end: &AtomicBool) {
     for ino in orphans {
         core.wait_for_removals();
         if must_end.load(Ordering::Acquire) || core.alive().is_err() {

@@ -7,12 +7,9 @@ use jericho_sys::files;
 use super::description::{Facts, FileIdentity, OpenFd};
 use super::past;
 use super::word::{
-    CLOSING, DESCRIBED, IN_USE_MAX, IN_USE_SHIFT, KERNEL, KIND_SHIFT, OPENED, OURS, PROMISING,
+    CLOSING, DESCRIBED, FDS, IN_USE_MAX, IN_USE_SHIFT, KERNEL, KIND_SHIFT, OPENED, OURS, PROMISING,
     UNKNOWN, WISHED, has_description, is_in_use, is_same_unknown, with_units,
 };
-
-/// Fds below this number have a word; larger ones take the kernel path.
-pub(super) const FDS: usize = 65_536;
 
 static FD_WORDS: [AtomicU64; FDS] = [const { AtomicU64::new(0) }; FDS];
 /// Changes whenever an fd is forgotten, so that facts found out before are not stored afterwards.

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use super::fds::FDS;
+use super::word::FDS;
 
 /// The last file was not worth a slot, or there was none.
 const COLD: u8 = 0;

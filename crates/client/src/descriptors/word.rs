@@ -6,6 +6,8 @@
 //!        └──forget────────┴────────────▶ kernel ◀─────────────────────┘ (to unknown, if unseen calls reused the fd)
 //! ```
 
+/// Fds below this number have a word; larger ones take the kernel path.
+pub const FDS: usize = 65_536;
 pub const KIND_SHIFT: u32 = 62;
 pub const UNKNOWN: u64 = 0;
 pub const KERNEL: u64 = 1;
