@@ -22,7 +22,7 @@ SBINDIR ?= /sbin
 # Where systemd looks for units of local software when PREFIX is /usr/local.
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
-.PHONY: help build demo test model model-mutants crash-mutants programs lab systemd fuzz conformance soak bench compare-syncs compare-failures compare-creates compare-volumes mount-times acceptance results traces man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs
+.PHONY: help build demo test model model-mutants crash-mutants programs lab systemd fuzz conformance soak bench compare-syncs compare-failures compare-creates compare-volumes compare-removals mount-times acceptance results traces man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs
 
 help:
 	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked'
@@ -41,8 +41,9 @@ help:
 	@echo 'make compare-failures  syncs on one device while another one fails, hangs or is slow (5 minutes)'
 	@echo 'make compare-creates   creates of two threads in two slices against those of one thread (2 minutes)'
 	@echo 'make compare-volumes   syncs beside 10^6 inodes and 1 GiB of dirty pages against those on an empty volume (10 minutes, 12 GiB of memory)'
+	@echo 'make compare-removals  creates beside the removal of a file with 10^5 extents, and the memory of 10^6 creates (1 minute)'
 	@echo 'make mount-times       bytes and seconds of a mount after a kill, with 10^3 and 10^6 inodes and with a full journal'
-	@echo 'make acceptance        the five above, one after the other (as root; one hour, on a machine without other load)'
+	@echo 'make acceptance        the six above, one after the other (as root; one hour, on a machine without other load)'
 	@echo 'make results   the last run of the benchmark into README.md and docs/performance'
 	@echo 'make traces    records page accesses of real programs, and compares kinds of replacement on them (as root; 10 minutes)'
 	@echo 'make build     the release binary $(BIN) and the library that programs load, beside it'
@@ -139,7 +140,7 @@ compare-failures: setup-demo
 	@rm -rf $(TARGET)/failures
 	scripts/compare-failures $(TARGET)/debug/jericho $(TARGET)/failures $(FAILURES_ARGS)
 
-compare-creates compare-volumes: compare-%:
+compare-creates compare-volumes compare-removals: compare-%:
 	@mkdir -p $(TARGET)/compared
 	$(CARGO) run --release -p jericho-fs --example $* -- $(TARGET)/compared
 
@@ -149,6 +150,7 @@ mount-times:
 # One after the other, because they would disturb each other.
 acceptance:
 	@$(MAKE) --no-print-directory compare-creates
+	@$(MAKE) --no-print-directory compare-removals
 	@$(MAKE) --no-print-directory compare-volumes
 	@$(MAKE) --no-print-directory compare-failures
 	@$(MAKE) --no-print-directory mount-times

@@ -86,3 +86,23 @@ fn a_sync_writes_no_more_beside_many_files_and_dirty_pages_than_on_an_empty_volu
         "the pages of the other file"
     );
 }
+
+#[test]
+fn a_sync_while_others_create_files_writes_their_open_batch_and_no_more() {
+    let mount = Mount::new(DEVICE_BYTES);
+    let file = mount.durable("own", 4 * PAGE as usize);
+    let alone = synced_append(&mount, &file);
+    // Fewer than those that have a batch committed without a sync.
+    for files in [100, 1000] {
+        create_files(&mount, &format!("beside{files}-"), files);
+        let beside = synced_append(&mount, &file);
+        assert_eq!(
+            (beside.writes, beside.durable_writes, beside.flushes),
+            (alone.writes, alone.durable_writes, alone.flushes),
+        );
+        let each = (beside.written_bytes - alone.written_bytes) / files as u64;
+        assert!((100..1000).contains(&each), "{each} bytes for each file");
+        let overwrite = synced_overwrite(&mount, &file);
+        assert!(overwrite.written_bytes <= PAGE, "{overwrite:?}");
+    }
+}
