@@ -40,7 +40,7 @@ use jericho_metadata::store::region::Region;
 use jericho_storage::{Device, OpenOptions, open_device};
 use jericho_volume::labels;
 use jericho_volume::superblocks::{Superblocks, read_copies};
-use jericho_volume::{DeviceOverlay, OpenMode, Volume, VolumeError};
+use jericho_volume::{DeviceOverlay, OpenMode, Volume, VolumeError, check_features};
 
 use self::copies::{journal_copies, superblock_copies};
 pub use self::findings::{Finding, Severity};
@@ -234,6 +234,7 @@ fn check_label(
         text: format!("the label of {} is damaged", device.name()),
     });
     if repair {
+        check_features(&device, &superblocks)?;
         let label = superblocks.with(|s| labels::label(s, 0).encode());
         device.write_at(0, &label)?;
         device.flush()?;
@@ -368,6 +369,7 @@ fn repair(
     repaired: &mut Repaired,
 ) -> Result<(), VolumeError> {
     let volume = Volume::open_from_devices(devices.to_vec(), OpenMode::WRITE)?;
+    check_features(&devices[0], volume.superblocks())?;
     volume.mark_dirty()?;
     // Also writes the other copy of the superblock, so that both are valid again.
     volume.superblocks().update(&[], |_| {})?;

@@ -171,10 +171,11 @@ pub struct Commits {
     full_at: usize,
     /// The pages of a file's extents that a batch takes, if not 0 (`shorten_steps`).
     step_pages: AtomicU64,
-    /// With this many changes in the batch, operations on names and attributes wait for room. Other changes do not wait.
+    /// With this many changes in the batch, and files in `left`, operations on names and attributes wait for room. Other changes do not wait.
     max: usize,
-    /// The number of removed inodes in the batch's `left`.
+    /// The number of inodes in the batch's `left`: of removed ones, and of others.
     removals: AtomicUsize,
+    waiting: AtomicUsize,
     /// With this many of them, operations that remove names wait: the extents of each are in memory.
     removals_max: usize,
     seq: AtomicU64,
@@ -230,6 +231,7 @@ impl Commits {
             step_pages: AtomicU64::new(0),
             max: 4 * full_at,
             removals: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
             removals_max: (full_at / 4).max(REMOVALS_MAX_MIN),
             gate: RwLock::new(()),
             batch: Mutex::default(),
@@ -385,11 +387,15 @@ impl Commits {
     fn push_left(&self, left: Vec<Left>, hurry: bool) {
         let mut batch = self.batch.lock();
         for left in &left {
-            match left.is_dead {
-                true => drop(self.removals.fetch_add(1, Ordering::Relaxed)),
-                // No thread adds it to `dirty` then.
-                false => left.inode.dirty.store(true, Ordering::Release),
-            }
+            let count = match left.is_dead {
+                true => &self.removals,
+                false => {
+                    // No thread adds it to `dirty` then.
+                    left.inode.dirty.store(true, Ordering::Release);
+                    &self.waiting
+                }
+            };
+            count.fetch_add(1, Ordering::Relaxed);
         }
         batch.left.extend(left);
         drop(batch);
@@ -418,7 +424,7 @@ impl Commits {
 
     /// Returns whether `wait_for_room` would not wait.
     pub fn has_room(&self) -> bool {
-        self.weight.load(Ordering::Relaxed) < self.max
+        self.weight.load(Ordering::Relaxed) + self.waiting.load(Ordering::Relaxed) < self.max
     }
 
     /// Waits while the batch is too large. The caller holds no lock.

@@ -236,11 +236,13 @@ impl Core {
 
     /// Includes the inode's attributes in the next batch. The caller may hold any lock except the batch's own.
     pub fn mark_dirty(&self, inode: &Arc<Inode>) {
-        if !inode.touched.load(Ordering::Relaxed) {
-            inode.touched.store(true, Ordering::Release);
-        }
+        let is_new =
+            !inode.touched.load(Ordering::Relaxed) && !inode.touched.swap(true, Ordering::AcqRel);
         if !inode.dirty.load(Ordering::Acquire) {
             self.commits_of(inode.ino).push_dirty(inode);
+        } else if is_new {
+            // It waits with a part of its extents, and the next batch has its attributes now.
+            self.commits_of(inode.ino).grown(1);
         }
     }
 
@@ -484,13 +486,6 @@ impl Core {
     pub fn commit_working(&self) -> Result<()> {
         let shards = self.shards.iter().map(|shard| &shard.commits);
         self.commit_shards(&mut shards.filter(|commits| commits.failure().is_ok()))
-    }
-
-    /// Waits while very many removed files have blocks. The caller holds no lock.
-    pub fn wait_for_removals(&self) {
-        for shard in self.shards.iter() {
-            shard.commits.wait_for_removals();
-        }
     }
 
     /// Waits until all changes of a file are durable whose data has been written back.

@@ -65,15 +65,20 @@ impl Core {
     }
 
     /// Runs an operation in the gates of these inodes. The operation returns `None` if `Gates::cover` has refused an inode, and then
-    /// runs again.
+    /// runs again. `removes`: it may remove a name, so it first waits while very many removed files of these shards have blocks.
     pub fn in_gates<T>(
         &self,
         inos: &[Ino],
+        removes: bool,
         operation: impl Fn(&Gates<'_>) -> Result<Option<T>>,
     ) -> Result<T> {
         let map = self.shards.map();
         let mut set: ShardSet = inos.iter().map(|ino| map.of_ino(*ino)).collect();
         loop {
+            if removes {
+                let shards = self.shards.of_set(set);
+                shards.for_each(|shard| shard.commits.wait_for_removals());
+            }
             let gates = self.begin_in(set)?;
             if let Some(done) = operation(&gates)? {
                 return Ok(done);

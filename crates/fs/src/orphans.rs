@@ -55,9 +55,14 @@ pub(crate) fn remove_small(core: &Arc<Core>) -> Result<Vec<Ino>> {
 /// Removes orphans until `must_end` is set. Few of them are in memory at a time.
 pub(crate) fn remove_all(core: &Arc<Core>, orphans: &[Ino], must_end: &AtomicBool) {
     for ino in orphans {
-        core.wait_for_removals();
+        let commits = core.commits_of(*ino);
+        commits.wait_for_removals();
         if must_end.load(Ordering::Acquire) || core.alive().is_err() {
             return;
+        }
+        if commits.failure().is_err() {
+            core.leaving.remove(&[*ino]);
+            continue;
         }
         if let Err(error) = remove(core, *ino) {
             tracing::warn!(

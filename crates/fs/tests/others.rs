@@ -93,7 +93,7 @@ fn a_sync_while_others_create_files_writes_their_open_batch_and_no_more() {
     let file = mount.durable("own", 4 * PAGE as usize);
     let alone = synced_append(&mount, &file);
     // Fewer than those that have a batch committed without a sync.
-    for files in [100, 1000] {
+    for files in [20, 200] {
         create_files(&mount, &format!("beside{files}-"), files);
         let beside = synced_append(&mount, &file);
         assert_eq!(

@@ -32,6 +32,7 @@ pub use format::{FormatOptions, Summary, format_devices};
 pub use format_paths::{add, format};
 pub use grow::{GrowError, GrowRequest, GrownDevice};
 pub use lock::VolumeLock;
+pub use open::check_features;
 pub use overlay::DeviceOverlay;
 pub use space::{Blocks, DeviceRun, SliceId, SliceRegion, SliceSpace};
 pub use volume::Volume;

@@ -30,7 +30,9 @@ impl Volume {
     ) -> Result<Volume, VolumeError> {
         let first = open_path(path, mode)?;
         let superblocks = read_head(&first)?;
-        check_features(&first, &superblocks, mode)?;
+        if !mode.read_only {
+            check_features(&first, &superblocks)?;
+        }
         let mut devices = vec![first];
         while let Some(entry) = superblocks.with(|s| s.devices.get(devices.len()).cloned()) {
             let index = devices.len();
@@ -72,14 +74,14 @@ impl Volume {
         Ok(read_head(&first)?.is_dirty())
     }
 
-    /// Opens a volume on devices that are open, in the order of their indices.
+    /// Opens a volume on devices that are open, in the order of their indices. A caller that changes the devices, and not only views of
+    /// them, calls `check_features` first.
     pub fn open_from_devices(
         devices: Vec<Arc<dyn Device>>,
         mode: OpenMode,
     ) -> Result<Volume, VolumeError> {
         let first = devices.first().ok_or(VolumeError::NoDevices)?;
         let superblocks = read_head(first)?;
-        check_features(first, &superblocks, mode)?;
         let superblocks = join(&superblocks, &devices)?;
         check_devices(&devices, &superblocks)?;
         Ok(Volume::assemble(devices, superblocks, mode.read_only))
@@ -133,17 +135,16 @@ fn read_head(device: &Arc<dyn Device>) -> Result<Superblocks, VolumeError> {
 }
 
 /// Refuses to change a volume with features that this version does not know.
-fn check_features(
+pub fn check_features(
     device: &Arc<dyn Device>,
     superblocks: &Superblocks,
-    mode: OpenMode,
 ) -> Result<(), VolumeError> {
     match superblocks.with(|s| s.head.unknown_read_only()) {
-        unknown if unknown != 0 && !mode.read_only => Err(VolumeError::ReadOnlyFeatures {
+        0 => Ok(()),
+        unknown => Err(VolumeError::ReadOnlyFeatures {
             device: device.name(),
             unknown,
         }),
-        _ => Ok(()),
     }
 }
 

@@ -58,6 +58,12 @@ pub fn read_copies(device: &dyn Device) -> Result<Copies, IoError> {
 fn newest(
     [first, second]: Copies,
 ) -> Result<(usize, Superblock), (SuperblockError, SuperblockError)> {
+    // Such a copy has a right checksum, so it is not torn. The older one would let a version that does not know a feature use the volume.
+    for copy in [&first, &second] {
+        if let Err(error @ (SuperblockError::Features(_) | SuperblockError::Records(_))) = copy {
+            return Err((error.clone(), error.clone()));
+        }
+    }
     match (first, second) {
         (Ok(a), Ok(b)) if a.head.sequence.get() >= b.head.sequence.get() => Ok((0, a)),
         (_, Ok(b)) => Ok((1, b)),

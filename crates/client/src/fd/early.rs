@@ -151,16 +151,18 @@ fn begin_unknown(fd: i32, access: CallKind, moves: bool) -> CallPath {
         let seen = descriptors::units(word);
         let counted = moves && opened;
         let mut wish = None;
-        let is_promising = descriptors::is_promising(word);
+        // The offset of an fd that this process has not opened stays in the kernel. Calls that move it never go inline, so
+        // they leave no wish.
+        let can_go_inline = counted || !moves;
+        let is_promising = can_go_inline && descriptors::is_promising(word);
         if is_worth(seen.saturating_add(units), is_promising) && !descriptors::is_in_use(word) {
-            if seen > 0 && !is_promising {
+            // A file that is written once, in a long call, proves nothing.
+            if seen > 0 && can_go_inline && !is_promising {
                 descriptors::proved(fd);
             }
-            // Many files are written once, so the first write reserves nothing.
+            // Many files are written once, so the first write reserves nothing, unless the file is promising.
             let goes_on = (seen > 0 || is_promising) && matches!(access, CallKind::Write(_));
-            // The offset of an fd that this process has not opened stays in the kernel. Calls that move it never go inline, so
-            // they leave no wish.
-            let may_wish = (counted || !moves) && !descriptors::is_wished(word);
+            let may_wish = can_go_inline && !descriptors::is_wished(word);
             // A seek makes no request, so the daemon cannot answer its wish. The next read or write leaves one.
             let is_seek = matches!(access, CallKind::Seek);
             if !(is_seek && may_wish && seen <= SEEK_UNITS_MAX) {

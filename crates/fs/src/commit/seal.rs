@@ -58,7 +58,8 @@ pub(super) fn seal<'a>(core: &'a Core, first: ShardId, waiters: &mut Vec<Waiter>
             wait_for_turn(core, shard, left, is_kept);
         }
         let mut strays = ShardSet::default();
-        for held in &held {
+        let (had_turn, without): (Vec<&Held>, _) = held.iter().partition(|held| held.had_turn);
+        for held in without.into_iter().chain(had_turn) {
             strays.extend(held.wait_for_next(core, is_kept));
         }
         for shard in core.shards.of_set(set) {
@@ -107,6 +108,8 @@ struct Held {
     lost: Option<Error>,
     /// The batch has a part of the inode's changes. The first batch that had only a part.
     left_since: Option<u64>,
+    /// The batch took some of its changes of extents.
+    had_turn: bool,
     /// The shards that the inode's later changes need.
     data: ShardSet,
 }
@@ -120,6 +123,7 @@ impl Held {
             is_dead,
             lost,
             left_since: None,
+            had_turn: true,
             data: ShardSet::default(),
         }
     }
@@ -229,6 +233,13 @@ impl Later {
     }
 }
 
+/// What a batch takes of extents: of files with new changes, of files that an earlier batch had in part, and of removals.
+struct Shares {
+    of_new: Share,
+    of_left: Share,
+    of_removals: Share,
+}
+
 /// The sealing of a group's batches, while the gates are closed.
 struct Sealing<'s, 'a> {
     core: &'a Core,
@@ -279,23 +290,28 @@ impl<'s, 'a> Sealing<'s, 'a> {
         dead: Vec<Arc<Inode>>,
     ) {
         let (id, seq) = (self.group.cuts[at].0, self.group.cuts[at].1.seq);
-        let (mut of_left, mut of_new) = self.shares(at);
+        let Shares {
+            mut of_new,
+            of_left,
+            of_removals,
+        } = self.shares(at);
         let mut untouched = Vec::new();
         for inode in dirty {
             self.snapshot_once(at, inode, &mut of_new);
         }
+        let mut of_left = of_left.with_rest(&of_new);
         let (removals, files): (Vec<_>, Vec<_>) = left.into_iter().partition(|left| left.is_dead);
         for left in files {
             // `dirty` may have had it, too.
             let is_taken = !left.inode.dirty.load(Ordering::Acquire);
             let is_touched = left.inode.touched.load(Ordering::Acquire);
-            if !is_taken && !is_touched && of_left.is_used_up() {
-                untouched.push(left);
-            } else {
+            if is_taken || is_touched || !of_left.is_used_up() {
                 self.snapshot_once(at, left.inode, &mut of_left);
+            } else if !left.inode.meta.try_read().is_some_and(|meta| meta.dead) {
+                untouched.push(left);
             }
         }
-        let mut of_removals = self.share_of_removals(at, [&of_left, &of_new]);
+        let mut of_removals = of_removals.with_rest(&of_left);
         for left in removals {
             if of_removals.is_used_up() {
                 untouched.push(left);
@@ -331,6 +347,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
         let mut batch = std::mem::take(&mut *commits.batch.lock());
         commits.weight.store(0, Ordering::Relaxed);
         commits.removals.store(0, Ordering::Relaxed);
+        commits.waiting.store(0, Ordering::Relaxed);
         cut.seq = commits.seq.load(Ordering::Acquire);
         commits.seq.store(cut.seq + 1, Ordering::Release);
         cut.changes.append(&mut batch.changes);
@@ -340,32 +357,25 @@ impl<'s, 'a> Sealing<'s, 'a> {
         batch
     }
 
-    /// Returns how many changes of extents a shard's batch takes: of files that the batch before had in part, and of all others. The
-    /// batches of a group together take as much as one, because the changes of bitmaps may all be in one of them.
-    fn shares(&self, at: usize) -> (Share, Share) {
+    /// Returns how many changes of extents a shard's batch takes. The batches of a group together take as much as one, because the changes of
+    /// bitmaps may all be in one of them.
+    fn shares(&self, at: usize) -> Shares {
         let shard = self.core.shards.get(self.group.cuts[at].0);
         let container_blocks = shard.store.container_blocks();
         if let Some(pages) = shard.commits.step_pages() {
             let share = || Share::of_short_steps(pages, container_blocks);
-            return (share(), share());
+            return Shares {
+                of_new: share(),
+                of_left: share(),
+                of_removals: share(),
+            };
         }
         let full_at = shard.commits.full_at / self.group.cuts.len();
-        (
-            Share::of_left(full_at, container_blocks),
-            Share::of_new(full_at, container_blocks),
-        )
-    }
-
-    /// Returns how many changes of extents a shard's batch takes for removals, when `others` is what is left of the other shares.
-    fn share_of_removals(&self, at: usize, others: [&Share; 2]) -> Share {
-        let shard = self.core.shards.get(self.group.cuts[at].0);
-        let container_blocks = shard.store.container_blocks();
-        match shard.commits.step_pages() {
-            Some(pages) => Share::of_short_steps(pages, container_blocks),
-            None => {
-                let full_at = shard.commits.full_at / self.group.cuts.len();
-                Share::of_removals(full_at, container_blocks, others)
-            }
+        let share = || Share::of_left(full_at, container_blocks);
+        Shares {
+            of_new: Share::of_new(full_at, container_blocks),
+            of_left: share(),
+            of_removals: share(),
         }
     }
 
@@ -521,7 +531,10 @@ impl<'s, 'a> Sealing<'s, 'a> {
             true => self.hold_images_left(inode.ino, &map),
             false => self.hold_images(inode.ino, true),
         }
-        let held = Held::part(inode.clone(), false, &map, None);
+        let held = Held {
+            had_turn: is_any,
+            ..Held::part(inode.clone(), false, &map, None)
+        };
         (map.size_for_batch(committed, size), Some(held))
     }
 

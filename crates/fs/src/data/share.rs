@@ -2,8 +2,8 @@
 //!
 //! A batch has three shares: one for files with new changes, one for files whose changes an earlier batch did not take as a whole, and
 //! one for the removals of files. One file takes only a part of a share. So a file with very many changes takes many batches, and other
-//! files' changes are in each of them. Removals also get what the others leave. They come last, so that the sync of a file does
-//! not wait for the removals of others.
+//! files' changes are in each of them. The second share also gets what the first one leaves, and the third what the second one leaves.
+//! Removals come last, so that the sync of a file does not wait for the removals of others.
 
 use std::collections::HashSet;
 
@@ -42,7 +42,8 @@ pub struct Share {
 }
 
 impl Share {
-    /// Returns the share of files whose changes an earlier batch did not take as a whole. A full batch has `full_at` changes.
+    /// Returns the share of files whose changes an earlier batch did not take as a whole, or that of removals. A full batch has `full_at`
+    /// changes.
     pub fn of_left(full_at: usize, container_blocks: u32) -> Share {
         Share::new(
             (OTHER_STEPS_PART, OTHER_FILE_PART),
@@ -56,20 +57,21 @@ impl Share {
         Share::new((STEPS_PART, NEW_FILE_PART), full_at, container_blocks)
     }
 
-    /// Returns the share of removals: one of its own, with what `others` have left.
-    pub fn of_removals(full_at: usize, container_blocks: u32, others: [&Share; 2]) -> Share {
-        let own = Share::of_left(full_at, container_blocks);
-        let steps = others
-            .iter()
-            .fold(own.steps, |sum, other| sum + other.steps);
-        let others = others.iter().map(|other| other.containers);
-        let containers = others.fold(own.containers, |sum, other| sum + other);
+    /// Returns the share together with what another one has left.
+    pub fn with_rest(self, other: &Share) -> Share {
+        let (steps, containers) = (self.steps + other.steps, self.containers + other.containers);
+        let file_steps = (steps / OTHER_FILE_PART).max(FILE_STEPS_MIN);
+        let is_short = self.step_pages < u64::MAX;
         Share {
             steps,
             containers,
-            file_steps_max: (steps / OTHER_FILE_PART).max(FILE_STEPS_MIN),
+            file_steps_max: if is_short {
+                self.file_steps_max
+            } else {
+                file_steps
+            },
             file_containers_max: (containers / FILE_CONTAINERS_PART).max(2),
-            ..own
+            ..self
         }
     }
 

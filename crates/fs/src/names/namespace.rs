@@ -226,7 +226,9 @@ impl Fs {
         }
         let core = &self.core;
         core.with_room(|| {
-            core.in_gates(&[dir], |gates| self.make_in(gates, dir, name, &new, caller))
+            core.in_gates(&[dir], false, |gates| {
+                self.make_in(gates, dir, name, &new, caller)
+            })
         })
     }
 
@@ -392,8 +394,9 @@ impl Fs {
     fn remove(&self, dir: Ino, name: &[u8], is_dir: bool) -> Result<()> {
         check_name(name)?;
         let core = &self.core;
-        core.wait_for_removals();
-        let inode = core.in_gates(&[dir], |gates| self.remove_in(gates, dir, name, is_dir))?;
+        let inode = core.in_gates(&[dir], true, |gates| {
+            self.remove_in(gates, dir, name, is_dir)
+        })?;
         core.reap(&inode);
         Ok(())
     }

@@ -79,7 +79,6 @@ impl Fs {
         let core = &self.core;
         core.may_change_inode(dir)?;
         core.may_change_inode(new_dir)?;
-        core.wait_for_removals();
         self.write_replacement((dir, name), (new_dir, new_name), &absorb)?;
         if flags & EXCHANGE != 0 {
             self.write_replacement((new_dir, new_name), (dir, name), &absorb)?;
@@ -96,7 +95,7 @@ impl Fs {
             hash: core.hash(new_name),
             name: new_name,
         };
-        let replaced = core.in_gates(&[dir, new_dir], |gates| {
+        let replaced = core.in_gates(&[dir, new_dir], true, |gates| {
             core.rename(gates, &from, &to, flags)
         })?;
         if let Some(replaced) = replaced {

@@ -20,11 +20,16 @@ impl Core {
     fn make_room(&self) -> bool {
         let mut has_found = false;
         for shard in self.shards.map().all().iter() {
-            let found = self
-                .shards
-                .get(shard)
-                .store
-                .make_room(|| self.commit_shard_now(shard));
+            let (store, commits) = {
+                let shard = self.shards.get(shard);
+                (&shard.store, &shard.commits)
+            };
+            let found = store.make_room(|| self.commit_shard_now(shard));
+            // Removals that take several batches may make room, too.
+            let found = found.and_then(|found| match found {
+                true => Ok(true),
+                false => store.make_room(|| self.commit_shards(&mut std::iter::once(commits))),
+            });
             match found {
                 Ok(found) => has_found |= found,
                 // The caller gets its first error. One that ends all changes is in the log.

@@ -1,7 +1,7 @@
 //! Requests that make and remove files in different slices share no cache line that one of them writes.
 //!
 //! Two threads serve the kernel's messages, one after the other, as two workers do: each has a channel of its own and uses files of a slice of
-//! its own. `jericho_sim::lines` tells how their accesses are recorded. The kernel is missing here, and so is a worker's slot in its crew.
+//! its own. `jericho_sim::lines` tells how their accesses are recorded. The kernel is missing here, and so is a worker's request cell in its crew.
 
 use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
