@@ -326,6 +326,12 @@ impl Commits {
         self.room.notify_all();
     }
 
+    /// Has operations that remove names in the shard wait, as if very many removed files waited there, until the next batch is sealed.
+    #[cfg(test)]
+    pub fn pretend_removals(&self) {
+        self.removals.store(self.removals_max, Ordering::Relaxed);
+    }
+
     /// Holds all locks of the batch until the returned value is dropped.
     #[cfg(test)]
     pub fn hold_all(&self) -> impl Sized {

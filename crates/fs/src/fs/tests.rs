@@ -198,7 +198,8 @@ fn caches(volume: &Volume, slices: std::ops::Range<SliceId>) -> Vec<Arc<Slice>> 
     slices.map(start).collect()
 }
 
-/// Makes directories in the first two slices, and files in one of them while the locks of the other one are held.
+/// Makes directories in the first two slices, and files in one of them while the locks of the other one are held and very many removed
+/// files wait there.
 fn assert_shares_no_lock(fs: &Arc<Fs>, caches: &[Arc<Slice>]) {
     for dir in [b"x", b"y"] {
         fs.mkdir(ROOT, dir, 0o755, CALLER).unwrap();
@@ -211,6 +212,7 @@ fn assert_shares_no_lock(fs: &Arc<Fs>, caches: &[Arc<Slice>]) {
     assert_ne!(shards[0], shards[1]);
     let slice = shards[1].index() as SliceId;
     let other = core.shards.get(shards[1]);
+    other.commits.pretend_removals();
     // In the order in which threads take them.
     let (commits, inodes) = (other.commits.hold_all(), other.inodes.now());
     let files = (core.hosts.hold_all(shards[1]), core.leaving.hold_all(slice));
