@@ -437,6 +437,25 @@ fn the_number_of_lost_and_found_is_above_the_mark_and_stays_below_the_next_one()
 }
 
 #[test]
+fn a_volume_with_features_that_forbid_changes_is_checked_and_not_repaired() {
+    let device = sample();
+    let volume = opened(&device);
+    for _ in 0..2 {
+        let superblocks = volume.superblocks();
+        let change = superblocks.update(&[], |s| s.head.read_only.set(1));
+        change.unwrap();
+    }
+    drop(volume);
+    assert!(run(&device, CheckOptions::default()).is_sound());
+    // Something to repair.
+    device.corrupt(4096 + 100, &[0xff; 16]);
+    let devices: [Arc<dyn Device>; 1] = [device.clone()];
+    let repaired = check_within(&devices, REPAIR, Limits::USUAL, &Arc::default());
+    let error = repaired.map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("features (0x1)"), "{error}");
+}
+
+#[test]
 fn flags_and_fields_of_later_versions_are_refused() {
     let value = |at: usize| {
         let mut bytes = codec::inode_to_bytes(&inode(Kind::File, 1, 0, ROOT));
