@@ -48,7 +48,7 @@ struct State {
     settling: BTreeSet<Block>,
     /// Rows for the next batch.
     changed: BTreeMap<Block, Row>,
-    /// Files whose images wait for a batch with the files' extents and checksums. Empty on volumes without checksums.
+    /// Files whose images wait for a batch with the files' extents and checksums.
     held: BTreeMap<Ino, Held>,
     /// Blocks whose rows are removed by a sealed batch that is not durable yet.
     removed: BTreeSet<Block>,

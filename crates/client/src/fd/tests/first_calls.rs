@@ -72,7 +72,7 @@ fn an_fd_whose_last_two_files_became_fast_needs_no_further_calls_for_a_while() {
         opened(f.fd());
         assert_eq!(f.read(10), Some(Ok(vec![b'k'; 10])));
     }
-    // One file in 17 proves it anew.
+    // After two files that become fast at their fifth read, 16 do so at their first. Each 17th has to make five reads again.
     for _ in 0..2 {
         assert_eq!(reads_until_fast(&f), 5);
     }
