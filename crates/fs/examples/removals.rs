@@ -10,54 +10,22 @@
 //!   (RssAnon). The volume's cache of inodes holds 10,000, so the growth is that of batches, of rows in memory and of the
 //!   store, which may have 64 MiB.
 
+mod common;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use jericho_cache::{Config, Slice};
-use jericho_fs::format::format;
-use jericho_fs::types::{Caller, Ino, Kind, ROOT};
-use jericho_fs::{Fs, FsOptions};
-use jericho_storage::{OpenOptions, open_device};
-use jericho_volume::{FormatOptions, OpenMode, Volume};
+use jericho_fs::Fs;
+use jericho_fs::types::{Ino, Kind, ROOT};
 
-const CALLER: Caller = Caller {
-    uid: 1000,
-    gid: 100,
-    umask: 0o022,
-};
+use common::{CALLER, mount};
+
 const PAGE: u64 = 4096;
 const VOLUME_BYTES: u64 = 16 << 30;
 const KEEP_SIZE: i32 = 1;
 const FILES_IN_A_DIRECTORY: u64 = 10_000;
-
-fn mount(path: &Path) -> (Arc<Fs>, Arc<Slice>) {
-    let options = FormatOptions {
-        size_bytes: Some(VOLUME_BYTES),
-        ..FormatOptions::default()
-    };
-    format(&[path.to_path_buf()], &options).expect("a format");
-    let device = open_device(path, OpenOptions::default()).expect("a device");
-    let volume = Volume::open_from_devices(vec![device], OpenMode::WRITE).expect("a volume");
-    let config = Config {
-        id: 0,
-        frames: 16_384,
-        kernel_node: None,
-        cpus: Vec::new(),
-        dirty_age: Duration::from_secs(5),
-    };
-    let slice = Slice::start(&config, volume.devices()).expect("a cache");
-    // As a mount has them.
-    let options = FsOptions {
-        store_cache_bytes: 64 << 20,
-        read_only: false,
-        inode_cache: 10_000,
-        commit_interval_ms: 1000,
-    };
-    let fs = Fs::open(Arc::new(volume), vec![slice.clone()], options).expect("a mount");
-    (fs, slice)
-}
 
 fn create(fs: &Fs, dir: Ino, name: &str) -> Ino {
     let made = fs.mknod(dir, name.as_bytes(), Kind::File, 0o644, 0, CALLER);
@@ -170,8 +138,8 @@ fn main() {
 }
 
 fn with_volume(path: &Path, measure: impl Fn(&Arc<Fs>)) {
-    let _ = std::fs::remove_file(path);
-    let (fs, slice) = mount(path);
+    let cache = (16_384, Duration::from_secs(5));
+    let (fs, slice) = mount(path, VOLUME_BYTES, cache, 1000);
     measure(&fs);
     fs.close().expect("an unmount");
     slice.close();

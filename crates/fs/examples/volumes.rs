@@ -14,24 +14,20 @@
 //! sync (/proc/self/io): the median, and the most of all rounds, in which the committer or a checkpoint wrote meanwhile. They hold on a busy machine,
 //! too.
 
+mod common;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use jericho_cache::{Config, Intent, Slice};
-use jericho_fs::format::format;
-use jericho_fs::types::{Caller, Ino, Kind, ROOT};
-use jericho_fs::{File, Fs, FsOptions};
-use jericho_storage::{OpenOptions, open_device};
-use jericho_volume::{FormatOptions, OpenMode, Volume};
+use jericho_cache::{Intent, Slice};
+use jericho_fs::types::{Ino, Kind, ROOT};
+use jericho_fs::{File, Fs};
 
-const CALLER: Caller = Caller {
-    uid: 1000,
-    gid: 100,
-    umask: 0o022,
-};
+use common::{CALLER, mount};
+
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 const SYNCS: usize = 100;
@@ -48,29 +44,8 @@ struct Bed {
 
 impl Bed {
     fn new(path: PathBuf, cache_pages: u64, size_bytes: u64) -> Bed {
-        let _ = std::fs::remove_file(&path);
-        let options = FormatOptions {
-            size_bytes: Some(size_bytes),
-            ..FormatOptions::default()
-        };
-        format(std::slice::from_ref(&path), &options).expect("a format");
-        let device = open_device(&path, OpenOptions::default()).expect("a device");
-        let volume = Volume::open_from_devices(vec![device], OpenMode::WRITE).expect("a volume");
-        let config = Config {
-            id: 0,
-            frames: cache_pages as u32,
-            kernel_node: None,
-            cpus: Vec::new(),
-            dirty_age: Duration::from_secs(24 * 3600),
-        };
-        let slice = Slice::start(&config, volume.devices()).expect("a cache");
-        let options = FsOptions {
-            store_cache_bytes: 64 << 20,
-            read_only: false,
-            inode_cache: 10_000,
-            commit_interval_ms: 2000,
-        };
-        let fs = Fs::open(Arc::new(volume), vec![slice.clone()], options).expect("a mount");
+        let cache = (cache_pages as u32, Duration::from_secs(24 * 3600));
+        let (fs, slice) = mount(&path, size_bytes, cache, 2000);
         let overwritten = create(&fs, ROOT, "overwritten");
         let bed = Bed {
             path,

@@ -50,6 +50,17 @@ const BATCH_CHANGES: usize = 32_768;
 /// This many removed inodes may wait for their batches at least.
 const REMOVALS_MAX_MIN: usize = 64;
 
+/// What must be durable for a caller that waits for a commit. Each includes those before it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Needs {
+    /// All operations on names and attributes, which one batch has.
+    Names,
+    /// All changes of files. Those with very many take several batches.
+    Files,
+    /// All removals of files, too.
+    All,
+}
+
 /// A caller that waits for a commit or a flush.
 pub struct Waiter {
     /// The file or directory that the waiter syncs, if it is one. During a truncation of the file the waiter waits for a later batch.
@@ -58,10 +69,7 @@ pub struct Waiter {
     pub commit: bool,
     /// The shards with data that must be durable, besides those of the batch's group.
     pub data: ShardSet,
-    /// Operations on names and attributes are enough. A batch has all of them, but of files with very many changes a part only.
-    pub names_only: bool,
-    /// Waits also for the ends of removals that take several batches.
-    pub removals: bool,
+    pub needs: Needs,
     /// The first batch that was sealed for the waiter, if it was not enough.
     pub since: Option<u64>,
     pub done: Done,
@@ -74,8 +82,7 @@ impl Waiter {
             inode: None,
             commit: true,
             data: ShardSet::default(),
-            names_only: false,
-            removals: true,
+            needs: Needs::All,
             since: None,
             done,
         }
@@ -441,6 +448,12 @@ impl Commits {
     /// Returns whether `wait_for_removals` would not wait.
     pub fn has_room_for_removals(&self) -> bool {
         self.removals.load(Ordering::Relaxed) < self.removals_max
+    }
+
+    /// Returns whether removed inodes wait for their batches. First waits for the batch that a thread commits: it may have the last of them.
+    pub fn has_removals(&self) -> bool {
+        let _cut = self.cut.lock();
+        self.removals.load(Ordering::Relaxed) > 0
     }
 
     /// Waits while very many removed inodes wait for their batches. The caller holds no lock.

@@ -16,7 +16,7 @@ use jericho_storage::Appended;
 use jericho_volume::Volume;
 use parking_lot::Mutex;
 
-use crate::commit::{Commits, Waiter};
+use crate::commit::{Commits, Needs, Waiter};
 use crate::data::extents::Map;
 use crate::data::file::CacheResult;
 use crate::data::leaving::Leaving;
@@ -404,13 +404,7 @@ impl Core {
         let file = match self.load_for_removal(inode, &mut meta) {
             Ok(file) => file,
             Err(error) => {
-                // The inode stays an orphan, and the next mount removes it.
-                tracing::warn!(
-                    "file {} has no name and cannot be removed before the next mount: {error}",
-                    inode.ino
-                );
-                self.leaving.remove(&[inode.ino]);
-                return;
+                return self.stays_orphan(inode.ino, &error);
             }
         };
         meta.dead = true;
@@ -439,14 +433,16 @@ impl Core {
                     commits.hurry();
                 }
             }
-            Err(error) => {
-                tracing::warn!(
-                    "file {} has no name and cannot be removed before the next mount: {error}",
-                    dead.ino
-                );
-                self.leaving.remove(&[dead.ino]);
-            }
+            Err(error) => self.stays_orphan(dead.ino, &error),
         }
+    }
+
+    /// Logs that a file without a name stays an orphan until the next mount, which removes it. No write waits for its space.
+    pub fn stays_orphan(&self, ino: Ino, error: &dyn std::fmt::Display) {
+        tracing::warn!(
+            "file {ino} has no name and cannot be removed before the next mount: {error}"
+        );
+        self.leaving.remove(&[ino]);
     }
 
     /// Loads the extended attributes of an inode and, for a regular file, its extents: the batch that removes the inode must
@@ -477,7 +473,7 @@ impl Core {
     pub fn commit_shard_now(&self, shard: ShardId) -> Result<()> {
         let commits = &self.shards.get(shard).commits;
         self.commit_shards_as(&mut std::iter::once(commits), &|done| Waiter {
-            removals: false,
+            needs: Needs::Files,
             ..Waiter::for_all(done)
         })
     }

@@ -65,10 +65,7 @@ pub(crate) fn remove_all(core: &Arc<Core>, orphans: &[Ino], must_end: &AtomicBoo
             continue;
         }
         if let Err(error) = remove(core, *ino) {
-            tracing::warn!(
-                "file {ino} has no name and cannot be removed before the next mount: {error}"
-            );
-            core.leaving.remove(&[*ino]);
+            core.stays_orphan(*ino, &error);
         }
     }
 }

@@ -18,7 +18,7 @@ use jericho_sim::{DeviceSet, FaultPlan, Operation, SimDevice};
 use jericho_storage::{Cause, Device, IoError, Layer};
 use jericho_volume::{FormatOptions, OpenMode, Volume};
 
-use mount::{CALLER, SLICES, pattern, start_slices};
+use mount::{CALLER, SLICES, format_two, pattern, start_slices};
 
 const MIB: u64 = 1 << 20;
 const BYTES: usize = 3 * 4096 + 100;
@@ -32,19 +32,11 @@ fn formatted(checksums: bool) -> DeviceSet {
 }
 
 fn formatted_with(checksums: bool, sizes: [u64; 2]) -> DeviceSet {
-    let set = DeviceSet::new([
+    let devices = [
         SimDevice::new("one", sizes[0]).without_fua(),
         SimDevice::new("two", sizes[1]).without_fua(),
-    ]);
-    let options = FormatOptions {
-        slices: Some(SLICES),
-        has_stores: Some(true),
-        checksums,
-        ..FormatOptions::default()
-    };
-    let paths = ["one", "two"].map(PathBuf::from);
-    format_devices(&set.as_devices(), &paths, &options).unwrap();
-    set
+    ];
+    format_two(devices, checksums)
 }
 
 struct Mounted {

@@ -4,25 +4,24 @@
 //! The test closes a gate in front of all operations of the second device, and opens it at the end. What must not wait runs in a thread
 //! of its own, so that a test fails instead of hanging.
 
+mod mount;
+
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use jericho_cache::{Config, FRAMES_MIN, Intent, Slice};
+use jericho_cache::{Intent, Slice};
 use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::format::format_devices;
-use jericho_fs::types::{Caller, Done, Ino, Kind, ROOT};
+use jericho_fs::types::{Done, Ino, Kind, ROOT};
 use jericho_fs::{File, Fs, FsOptions, Result};
 use jericho_sim::{Operation, SimDevice};
 use jericho_storage::Device;
 use jericho_volume::{FormatOptions, OpenMode, Volume};
 
-const CALLER: Caller = Caller {
-    uid: 1000,
-    gid: 100,
-    umask: 0o022,
-};
+use mount::{CALLER, start_slices};
+
 const PAGE: usize = 4096;
 /// Time after which a thread that should not wait counts as waiting.
 const STUCK: Duration = Duration::from_secs(60);
@@ -102,17 +101,7 @@ impl Bed {
         let paths = [PathBuf::from("a"), PathBuf::from("b")];
         format_devices(&all, &paths, &options).unwrap();
         let volume = Volume::open_from_devices(all, OpenMode::WRITE).unwrap();
-        let start = |id| {
-            let config = Config {
-                id,
-                frames: FRAMES_MIN,
-                kernel_node: None,
-                cpus: Vec::new(),
-                dirty_age: Duration::from_secs(3600),
-            };
-            Slice::start(&config, volume.devices()).unwrap()
-        };
-        let slices: Vec<Arc<Slice>> = (0..2).map(start).collect();
+        let slices = start_slices(&volume, Duration::from_secs(3600));
         let options = FsOptions {
             store_cache_bytes: 64 << 20,
             read_only: false,

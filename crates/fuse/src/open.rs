@@ -134,9 +134,10 @@ fn may_write(flags: i32) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
+    use std::path::PathBuf;
 
     use jericho_daemon::{Mounted, OpenOptions};
     use jericho_fs::format::format;
@@ -164,8 +165,14 @@ mod tests {
             ..FormatOptions::default()
         };
         format(&[volume.to_owned()], &options).unwrap();
-        let options = OpenOptions {
-            volume: volume.to_owned(),
+        let options = options_of(volume.to_owned());
+        Jericho::new(Mounted::open(options).unwrap(), Agreed::all())
+    }
+
+    /// Returns the options of a mount with 8 MiB of cache.
+    pub(crate) fn options_of(volume: PathBuf) -> OpenOptions {
+        OpenOptions {
+            volume,
             devices: vec![],
             read_only: false,
             force: false,
@@ -174,8 +181,7 @@ mod tests {
             threads: Default::default(),
             fast_path: Default::default(),
             keeper: None,
-        };
-        Jericho::new(Mounted::open(options).unwrap(), Agreed::all())
+        }
     }
 
     /// Requests to create `name`. Returns the errno of the answer.

@@ -19,8 +19,8 @@ use jericho_metadata::shard::{ShardId, ShardSet};
 use jericho_metadata::store::Change;
 use parking_lot::RwLockWriteGuard;
 
-use super::group::Group;
-use super::{Batch, Cut, Left, Waiter};
+use super::group::{Group, take_lost};
+use super::{Batch, Cut, Left, Needs, Waiter};
 use crate::core::Core;
 use crate::data::extents::Map;
 use crate::data::share::Share;
@@ -267,7 +267,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
             let id = self.group.cuts[at].0;
             let inodes = &self.core.shards.get(id).inodes;
             let count = inodes.sealed();
-            self.take_inodes(at, batch.dirty, batch.left, batch.dead);
+            self.take_inodes(at, batch);
             let cut = &mut self.group.cuts[at].1;
             if inodes.sealed() != count {
                 cut.changes
@@ -282,13 +282,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
 
     /// Takes the inodes of a batch, as far as its shares suffice. A batch must have the attributes of each inode that has changed. Each other
     /// one waits without a row in the batch, so its length does not depend on their number.
-    fn take_inodes(
-        &mut self,
-        at: usize,
-        dirty: Vec<Arc<Inode>>,
-        left: Vec<Left>,
-        dead: Vec<Arc<Inode>>,
-    ) {
+    fn take_inodes(&mut self, at: usize, batch: Batch) {
         let (id, seq) = (self.group.cuts[at].0, self.group.cuts[at].1.seq);
         let Shares {
             mut of_new,
@@ -296,11 +290,12 @@ impl<'s, 'a> Sealing<'s, 'a> {
             of_removals,
         } = self.shares(at);
         let mut untouched = Vec::new();
-        for inode in dirty {
+        for inode in batch.dirty {
             self.snapshot_once(at, inode, &mut of_new);
         }
         let mut of_left = of_left.with_rest(&of_new);
-        let (removals, files): (Vec<_>, Vec<_>) = left.into_iter().partition(|left| left.is_dead);
+        let (removals, files): (Vec<_>, Vec<_>) =
+            batch.left.into_iter().partition(|left| left.is_dead);
         for left in files {
             // `dirty` may have had it, too.
             let is_taken = !left.inode.dirty.load(Ordering::Acquire);
@@ -319,7 +314,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
                 self.bury(at, left.inode, Some(left.since), &mut of_removals);
             }
         }
-        for inode in dead {
+        for inode in batch.dead {
             let file = inode.file.lock().clone();
             match file.filter(|_| of_removals.is_used_up()) {
                 Some(file) => {
@@ -637,14 +632,12 @@ fn refuse(core: &Core, held: &[Held], waiters: &mut Vec<Waiter>) -> Vec<(Waiter,
     for waiter in std::mem::take(waiters) {
         let is = |inode: &Arc<Inode>| held.iter().find(|held| Arc::ptr_eq(&held.inode, inode));
         let lost = waiter.inode.as_ref().and_then(is);
-        let lost = lost.and_then(|held| held.lost.clone());
-        let mut data = core.shards.of_set(waiter.data);
-        let failure = || data.find_map(|shard| shard.commits.failure().err());
-        match lost.or_else(failure) {
+        match lost.and_then(|held| held.lost.clone()) {
             Some(error) => refused.push((waiter, error)),
             None => waiters.push(waiter),
         }
     }
+    refused.extend(take_lost(core, waiters));
     refused
 }
 
@@ -671,10 +664,11 @@ fn postpone(
     for (mut waiter, file) in std::mem::take(waiters).into_iter().zip(&files) {
         let is = |inode: &Arc<Inode>| later.files.iter().any(|file| Arc::ptr_eq(file, inode));
         let since = waiter.since.or(batch);
-        let removals_since = later.removals_since.filter(|_| waiter.removals);
+        let files_since = later.files_since.filter(|_| waiter.needs >= Needs::Files);
+        let removals_since = later.removals_since.filter(|_| waiter.needs >= Needs::All);
         // Not for changes that came later: there may be more with each batch.
-        let mut left = later.files_since.into_iter().chain(removals_since);
-        let is_left = !waiter.names_only && left.any(|left| Some(left) <= since);
+        let mut left = files_since.into_iter().chain(removals_since);
+        let is_left = left.any(|left| Some(left) <= since);
         let of_all = waiter.commit && is_left;
         if file.as_ref().is_some_and(|file| file.is_in_truncation()) {
             // Under the lock, so that the end of the truncation finds the waiter there (`released`).

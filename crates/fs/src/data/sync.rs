@@ -17,7 +17,7 @@ use jericho_cache::SmallSync;
 use jericho_format::PAGE_BYTES;
 use jericho_metadata::shard::ShardId;
 
-use crate::commit::{Waiter, leader};
+use crate::commit::{Needs, Waiter, leader};
 use crate::core::{Core, PAGES};
 use crate::data::file::CacheResult;
 use crate::error::{self, Result};
@@ -79,7 +79,7 @@ impl Fs {
             return done(core.commits_of(ino).failure());
         }
         let waiter = Waiter {
-            names_only: true,
+            needs: Needs::Names,
             ..Waiter::for_all(done)
         };
         commit_for(core, core.shards.map().of_ino(ino), waiter, caller);

@@ -1,5 +1,7 @@
 //! Room in the metadata region for what is created.
 
+use std::cell::Cell;
+
 use jericho_metadata::errno::ENOSPC;
 
 use crate::core::Core;
@@ -24,12 +26,19 @@ impl Core {
                 let shard = self.shards.get(shard);
                 (&shard.store, &shard.commits)
             };
-            let found = store.make_room(|| self.commit_shard_now(shard));
-            // Removals that take several batches may make room, too.
-            let found = found.and_then(|found| match found {
-                true => Ok(true),
-                false => store.make_room(|| self.commit_shards(&mut std::iter::once(commits))),
+            let has_removals = Cell::new(false);
+            let found = store.make_room(|| {
+                self.commit_shard_now(shard)?;
+                has_removals.set(commits.has_removals());
+                Ok(())
             });
+            let found = match found {
+                // The rest of the removals may make room.
+                Ok(false) if has_removals.get() => {
+                    store.make_room(|| self.commit_shards(&mut std::iter::once(commits)))
+                }
+                found => found,
+            };
             match found {
                 Ok(found) => has_found |= found,
                 // The caller gets its first error. One that ends all changes is in the log.

@@ -68,15 +68,7 @@ impl Mount {
 
     /// Mounts a new volume of two devices, each with a slice that has a metadata store.
     pub fn on_two(devices: [SimDevice; 2], checksums: bool, busy: bool) -> Mount {
-        let set = DeviceSet::new(devices);
-        let options = FormatOptions {
-            slices: Some(SLICES),
-            has_stores: Some(true),
-            checksums,
-            ..FormatOptions::default()
-        };
-        let paths = ["one", "two"].map(PathBuf::from);
-        format_devices(&set.as_devices(), &paths, &options).unwrap();
+        let set = format_two(devices, checksums);
         let mut mount = Mount {
             device: set.devices()[0].clone(),
             second: Some(set.devices()[1].clone()),
@@ -292,6 +284,20 @@ impl Mount {
     pub fn free(&self) -> u64 {
         self.fs().statfs().unwrap().free
     }
+}
+
+/// Makes a volume of two devices, each with a slice that has a metadata store.
+pub fn format_two(devices: [SimDevice; 2], checksums: bool) -> DeviceSet {
+    let set = DeviceSet::new(devices);
+    let options = FormatOptions {
+        slices: Some(SLICES),
+        has_stores: Some(true),
+        checksums,
+        ..FormatOptions::default()
+    };
+    let paths = ["one", "two"].map(PathBuf::from);
+    format_devices(&set.as_devices(), &paths, &options).unwrap();
+    set
 }
 
 /// Starts the smallest cache for each of the `SLICES` slices of a volume. Pages are old after `dirty_age`.

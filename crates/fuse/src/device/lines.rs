@@ -8,18 +8,18 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Barrier};
 
-use jericho_daemon::{Mounted, OpenOptions};
+use jericho_daemon::Mounted;
 use jericho_fs::format::format_devices;
 use jericho_fs::types::{Caller, Ino, ROOT};
 use jericho_sim::lines::{announce, record, trace};
 use jericho_storage::{Device, DiscardEffect, Layer, open_device};
-use jericho_topology::Topology;
 use jericho_volume::{FormatOptions, OpenMode, Volume};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use zerocopy::IntoBytes;
 
 use super::serve_one;
 use crate::filesystem::Jericho;
+use crate::open::tests::options_of;
 use crate::protocol::answer::CreateOut;
 use crate::protocol::init::Agreed;
 use crate::protocol::request::CreateIn;
@@ -75,17 +75,7 @@ fn prepare(dir: &Path) {
 fn open(dir: &Path) -> Arc<Mounted> {
     let devices = devices(dir);
     let volume = Volume::open_from_devices(devices.to_vec(), OpenMode::WRITE).unwrap();
-    let options = OpenOptions {
-        volume: PathBuf::from("simulated"),
-        devices: vec![],
-        read_only: false,
-        force: false,
-        cache_bytes: Some(8 << 20),
-        topology: Topology::from_spec("virtual:1").unwrap(),
-        threads: Default::default(),
-        fast_path: Default::default(),
-        keeper: None,
-    };
+    let options = options_of(PathBuf::from("simulated"));
     Mounted::open_volume(volume, &options).unwrap()
 }
 
