@@ -28,6 +28,7 @@ mod open;
 mod protocol;
 mod reply;
 mod ring;
+mod ring_binding;
 mod ring_polling;
 mod ring_requests;
 mod ring_syncs;

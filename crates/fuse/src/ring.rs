@@ -1,7 +1,7 @@
 //! Requests through the FUSE ring (FUSE over io_uring), where the administrator has enabled it.
 //!
-//! The kernel has a queue for each CPU, and a thread bound to that CPU serves it. Program and thread alternate on one CPU,
-//! whereas the device would wake a thread that sleeps on another CPU. The thread serves reads itself, and writes that hit. It is
+//! The kernel has a queue for each CPU, and a thread serves it that usually is bound to that CPU (`ring_binding`). Program and thread alternate
+//! on one CPU, whereas the device would wake a thread that sleeps on another CPU. The thread serves reads itself, and writes that hit. It is
 //! the only thread of its CPU's queue, so it must never block: the `helpers` serve requests that may have to wait. It reads
 //! misses in slices of its own node itself (`jericho_cache::Reader`). The device transports what the ring does not: forgets,
 //! interrupts and the handshake.
@@ -14,7 +14,6 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use jericho_daemon::Reader;
-use jericho_sys::affinity;
 use jericho_sys::fuse_ring::{FuseRing, Received};
 use jericho_sys::service as threads;
 use jericho_topology::Topology;
@@ -26,6 +25,7 @@ use crate::protocol::answer::SizeOut;
 use crate::protocol::request::{Operation, parse};
 use crate::protocol::{InHeader, op};
 use crate::reply::{Channel, Reply};
+use crate::ring_binding::{Binding, Helped};
 use crate::ring_polling::Polling;
 use crate::ring_requests::is_served_here;
 use crate::ring_syncs::OwnSyncs;
@@ -90,11 +90,12 @@ fn assign_queues(queues: usize, cpus: &[u32]) -> Vec<(u32, Vec<u16>)> {
     assigned
 }
 
-/// State that the threads share. The fields are dropped in this order: `helpers` first runs its queued jobs, which hold the
+/// What a thread serves with. The fields are dropped in this order: the last `helpers` first runs its queued jobs, which hold the
 /// filesystem too.
 struct Service {
-    helpers: Helpers,
+    helpers: Arc<Helpers>,
     filesystem: Jericho,
+    helped: Helped,
 }
 
 /// The threads of the ring.
@@ -112,19 +113,17 @@ impl Serving {
         helpers: usize,
         nodes: &Arc<WorkerNodes>,
     ) -> io::Result<Serving> {
-        let service = Arc::new(Service {
-            helpers: Helpers::new(helpers, nodes)?,
-            filesystem,
-        });
+        let helpers = Arc::new(Helpers::new(helpers, nodes)?);
         let mut threads = Vec::new();
         // An unanswered request keeps its entry. Half of each queue remains for the requests that free space.
-        service
-            .filesystem
-            .mounted
-            .limit_space_waits(rings.depth / 2);
+        filesystem.mounted.limit_space_waits(rings.depth / 2);
         for (cpu, mut ring) in rings.rings {
             ring.register(device.as_fd().try_clone_to_owned()?);
-            let service = service.clone();
+            let service = Service {
+                helpers: helpers.clone(),
+                filesystem: filesystem.clone(),
+                helped: Helped::default(),
+            };
             let thread = std::thread::Builder::new()
                 .name(format!("mount-ring-{cpu}"))
                 .spawn(move || threads::run(|| service.serve(cpu, ring)))?;
@@ -144,10 +143,10 @@ impl Serving {
 
 impl Service {
     fn serve(&self, cpu: u32, mut ring: FuseRing) {
-        if let Err(error) = affinity::set(None, &[cpu]) {
-            // The thread then runs on any CPU, which is slower but correct.
-            tracing::warn!(%error, cpu, "cannot bind a thread of the ring to its CPU");
-        }
+        let nodes = &self.filesystem.mounted.topology().nodes;
+        let node = nodes.iter().find(|node| node.cpus.contains(&cpu));
+        let cpus = node.map_or(&[][..], |node| &node.cpus);
+        let mut binding = Binding::new(cpu, cpus, self.helped.clone());
         // Declared after the ring, so dropped before it. Dropping the readers ends their transfers.
         let (mut readers, mut slices) = (Vec::new(), 0);
         let (mut own_syncs, mut syncs) = (OwnSyncs::default(), Vec::new());
@@ -179,6 +178,7 @@ impl Service {
                 let header = InHeader::read(&received.header);
                 let is_sync = is_sync(header.opcode);
                 polling.has_come(is_sync);
+                binding.has_come(polling.syncs());
                 if is_sync {
                     syncs.push((header, received));
                     continue;
@@ -236,7 +236,11 @@ impl Service {
 
     fn run_in_helper(&self, job: impl FnOnce() + Send + 'static) {
         self.filesystem.mounted.note_helped();
-        self.helpers.run(Box::new(job));
+        let helped = self.helped.clone();
+        self.helpers.run(Box::new(move || {
+            job();
+            helped.charge();
+        }));
     }
 
     #[inline]

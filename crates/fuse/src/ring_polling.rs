@@ -39,9 +39,14 @@ impl Polling {
         };
     }
 
+    /// Returns whether one of the last requests was a sync.
+    pub(crate) fn syncs(&self) -> bool {
+        self.since_sync < REQUESTS
+    }
+
     /// Returns for how long the next wait polls. `reads`: the thread reads from a device.
     pub(crate) fn time(&self, reads: bool) -> Duration {
-        match (reads, self.since_sync < REQUESTS) {
+        match (reads, self.syncs()) {
             (true, _) => POLL_FOR_DEVICE,
             (false, true) => Duration::ZERO,
             (false, false) => POLL,

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
@@ -68,6 +69,29 @@ fn cpu_line(line: &[u8]) -> Option<(u32, CpuTime)> {
     Some((cpu, time))
 }
 
+/// Returns for how long a CPU has had something to run since the start of the machine, in steps of a tick. Fails without /proc, and with
+/// NotFound for a CPU that is not online.
+pub fn busy(cpu: u32) -> io::Result<Duration> {
+    let mut ticks = None;
+    cpu_times(|number, time| {
+        if number == cpu {
+            ticks = Some(time.busy);
+        }
+    })?;
+    let ticks = ticks.ok_or(io::ErrorKind::NotFound)?;
+    let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
+    Ok(Duration::from_nanos(
+        ticks.saturating_mul(1_000_000_000 / ticks_per_second),
+    ))
+}
+
+/// Returns the CPU time of the calling thread.
+pub fn ran() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    // The clock is never negative.
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+}
+
 /// Returns for how many nanoseconds since its start the calling thread was ready to run but had no CPU. Returns `None` where the
 /// kernel does not count that.
 pub fn waited_ns() -> Option<u64> {
@@ -124,6 +148,20 @@ mod tests {
         assert_eq!(cpu_line(b"cpu  1 2 3 4 5 6 7 8"), None);
         assert_eq!(cpu_line(b"cpu1 x"), None);
         assert_eq!(cpu_line(b"intr 1"), None);
+    }
+
+    #[test]
+    fn a_thread_that_computes_makes_its_cpu_busy() {
+        let cpu = crate::affinity::get(None).unwrap()[0];
+        let spun = std::thread::spawn(move || {
+            crate::affinity::set(None, &[cpu]).unwrap();
+            let (ran_before, busy_before) = (ran(), busy(cpu).unwrap());
+            while ran() - ran_before < Duration::from_millis(50) {}
+            busy(cpu).unwrap() - busy_before
+        });
+        // The kernel counts ticks of 10 ms.
+        assert!(spun.join().unwrap() >= Duration::from_millis(30));
+        assert!(busy(u32::MAX).is_err());
     }
 
     #[test]
