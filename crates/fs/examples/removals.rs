@@ -7,8 +7,8 @@
 //! - Removal: a file of EXTENTS (100,000) extents loses its name and its last reference. Another thread creates files until all of its space is
 //!   free. The table has the creates' times, and those of as many creates without a removal before it. The longest batch is that of all rounds.
 //! - Memory: FILES (a million) files are created without a sync. The table has the greatest growth of the process's private memory
-//!   (RssAnon). The volume's cache of inodes holds 10,000, so the growth is that of batches, of rows in memory and of the
-//!   store, which may have 64 MiB.
+//!   (RssAnon). The volume's cache of inodes holds 10,000, so the growth is that of batches, of rows in memory, of the
+//!   store, which may have 64 MiB, and of memory that is free and that the C library keeps.
 
 mod common;
 
@@ -115,6 +115,8 @@ fn measure_memory(fs: &Fs, files: u64) {
 }
 
 fn main() {
+    // As the daemon does.
+    jericho_sys::heap::limit_arenas();
     let mut arguments = std::env::args().skip(1);
     let dir: PathBuf = arguments.next().expect("usage: removals DIR").into();
     let mut number = |default| {

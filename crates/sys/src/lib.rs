@@ -12,6 +12,7 @@ pub mod fuse_device;
 pub mod fuse_ring;
 pub mod futex;
 pub mod handshake;
+pub mod heap;
 pub mod errno {
     //! Error numbers that callers compare with.
     pub use libc::{

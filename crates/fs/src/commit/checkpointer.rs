@@ -3,6 +3,7 @@
 use jericho_metadata::errno::ENOSPC;
 use jericho_metadata::shard::{ShardId, ShardSet};
 use jericho_metadata::store::CheckpointNeed;
+use jericho_sys::heap;
 
 use super::checkpoints::Work;
 use crate::core::Core;
@@ -34,6 +35,8 @@ pub fn run(core: &Core, id: ShardId) {
                     need => need,
                 };
                 shard.checkpoints.note_after_checkpoint(need);
+                // The rows of the checkpoint are free now.
+                heap::give_back();
             }
         }
     }
