@@ -48,6 +48,13 @@ pub fn open(path: &Path, how: Open) -> io::Result<File> {
     Ok(File::from(fd))
 }
 
+/// Returns whether another block device is stacked on the one with this device number (the directory `holders` of sysfs).
+pub fn has_holders(rdev: u64) -> bool {
+    let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
+    std::fs::read_dir(format!("/sys/dev/block/{major}:{minor}/holders"))
+        .is_ok_and(|mut holders| holders.next().is_some())
+}
+
 /// Returns the size of a block device in bytes: BLKGETSIZE64. Fails with ENOTTY for other files.
 pub fn device_size_bytes(device: impl AsFd) -> io::Result<u64> {
     const BLKGETSIZE64: rustix::ioctl::Opcode = opcode::read::<usize>(0x12, 114);

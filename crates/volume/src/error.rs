@@ -133,16 +133,16 @@ pub enum VolumeError {
         /// Path when the volume was formatted.
         path: PathBuf,
     },
-    /// Two files have the same label, and the user has not said which one to use.
+    /// Two files or two block devices have the same label, and the user has not said which one to use.
     #[error(
         "{one} and {other} are the same device (number {index}) of one volume, so one of them is a copy, and using parts of both would destroy the volume; name each device but the first with --device, or move the copy away"
     )]
     Copies {
         /// Index of the device.
         index: usize,
-        /// A file.
+        /// A file or block device.
         one: PathBuf,
-        /// The other file.
+        /// The other one.
         other: PathBuf,
     },
     /// The device belongs to another volume, or is another device of this one.

@@ -3,8 +3,9 @@
 //! Names of block devices change from boot to boot, so the search uses a path only as the first place to try. It tries, in this
 //! order: the paths that the user names, the device's path when the volume was formatted, the files with that name beside the
 //! first device, the block devices of the machine, and the other files beside the first device. It only reads the candidates
-//! until a label matches, because other programs may be using them. Two files with one label are copies: the search does not choose
-//! between them, unless the user names one.
+//! until a label matches, because other programs may be using them. Two files with one label, or two block devices, are copies: the search
+//! does not choose between them, unless the user names one. A member of a stacked device (device mapper, md) has the label of the stack,
+//! and is no copy.
 
 use std::collections::HashSet;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -39,7 +40,15 @@ pub(crate) struct Wanted<'a> {
 /// A path whose label is the one that is searched for.
 struct Match {
     path: PathBuf,
-    is_file: bool,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    File,
+    Block,
+    /// A block device that another one is stacked on.
+    Member,
 }
 
 /// A search for a device. Visits each device once.
@@ -76,12 +85,13 @@ pub(crate) fn device(wanted: &Wanted, mode: OpenMode) -> Result<Arc<dyn Device>,
     if let Some(device) = search.open_one(matches)? {
         return Ok(device);
     }
-    // Names of one block device are not copies, so the first one counts.
-    for path in block_devices() {
-        let matches = search.matches([path]);
-        if let Some(device) = search.open_one(matches)? {
-            return Ok(device);
-        }
+    let matches = search.matches(block_devices());
+    if !matches.is_empty() {
+        refuse_copy_of_first(wanted)?;
+        refuse_block_copy_of_first(wanted)?;
+    }
+    if let Some(device) = search.open_one(matches)? {
+        return Ok(device);
     }
     let matches = search.matches(files_beside(first));
     if !matches.is_empty() {
@@ -111,27 +121,29 @@ impl Search {
     fn matches(&mut self, paths: impl IntoIterator<Item = PathBuf>) -> Vec<Match> {
         let mut matches = Vec::new();
         for path in paths {
-            let Some((identity, is_file)) = identity(&path) else {
+            let Some((identity, kind)) = identity(&path) else {
                 continue;
             };
             if self.seen.insert(identity)
                 && label_uuid(&path).is_ok_and(|uuid| uuid == Some(self.uuid))
             {
-                matches.push(Match { path, is_file });
+                matches.push(Match { path, kind });
             }
         }
         matches
     }
 
-    /// Opens the first of the matches that can be opened.
+    /// Opens the first of the matches that can be opened. Fails with `Copies` if two of them are of one kind.
     fn open_one(&mut self, matches: Vec<Match>) -> Result<Option<Arc<dyn Device>>, VolumeError> {
-        let mut files = matches.iter().filter(|one| one.is_file);
-        if let (Some(one), Some(other)) = (files.next(), files.next()) {
-            return Err(VolumeError::Copies {
-                index: self.index,
-                one: one.path.clone(),
-                other: other.path.clone(),
-            });
+        for kind in [Kind::File, Kind::Block] {
+            let mut alike = matches.iter().filter(|one| one.kind == kind);
+            if let (Some(one), Some(other)) = (alike.next(), alike.next()) {
+                return Err(VolumeError::Copies {
+                    index: self.index,
+                    one: one.path.clone(),
+                    other: other.path.clone(),
+                });
+            }
         }
         for one in matches {
             match open_path(&one.path, self.mode) {
@@ -144,35 +156,66 @@ impl Search {
     }
 }
 
-/// Fails if the volume's first device is also where it was when the volume was formatted, in another file. Then the devices that a
-/// search finds may belong to that one.
+/// Fails if the volume's first device is also where it was when the volume was formatted, in another file or block device. Then the devices
+/// that a search finds may belong to that one.
 fn refuse_copy_of_first(wanted: &Wanted) -> Result<(), VolumeError> {
     let recorded = path_of(wanted.first_entry);
-    let (Some((one, true)), Some((other, true))) = (identity(wanted.first), identity(&recorded))
+    let (Some((one, kind)), Some((other, other_kind))) =
+        (identity(wanted.first), identity(&recorded))
     else {
         return Ok(());
     };
     let is_copy = one != other
+        && kind != Kind::Member
+        && kind == other_kind
         && label_uuid(&recorded).is_ok_and(|uuid| uuid == Some(wanted.first_entry.uuid));
     if is_copy {
-        return Err(VolumeError::Copies {
-            index: 0,
-            one: wanted.first.to_owned(),
-            other: recorded,
-        });
+        return Err(copy_of_first(wanted, recorded));
     }
     Ok(())
 }
 
-/// Returns what all names of a file or block device have in common, and whether it is a file; `None` if it is neither.
-fn identity(path: &Path) -> Option<((u64, u64), bool)> {
+/// Fails if the volume's first device is a block device and another one has its label. Then the devices that a search finds may belong to
+/// that one.
+fn refuse_block_copy_of_first(wanted: &Wanted) -> Result<(), VolumeError> {
+    let Some((first, Kind::Block)) = identity(wanted.first) else {
+        return Ok(());
+    };
+    let mut search = Search {
+        uuid: wanted.first_entry.uuid,
+        index: 0,
+        mode: OpenMode::READ,
+        seen: HashSet::from([first]),
+        refused: None,
+    };
+    let matches = search.matches(block_devices());
+    match matches.into_iter().find(|one| one.kind == Kind::Block) {
+        Some(copy) => Err(copy_of_first(wanted, copy.path)),
+        None => Ok(()),
+    }
+}
+
+fn copy_of_first(wanted: &Wanted, copy: PathBuf) -> VolumeError {
+    VolumeError::Copies {
+        index: 0,
+        one: wanted.first.to_owned(),
+        other: copy,
+    }
+}
+
+/// Returns what all names of a file or block device have in common, and its kind; `None` if it is neither.
+fn identity(path: &Path) -> Option<((u64, u64), Kind)> {
     let metadata = std::fs::metadata(path).ok()?;
     let kind = metadata.file_type();
     if kind.is_block_device() {
-        Some(((0, metadata.rdev()), false))
+        let kind = match jericho_sys::block::has_holders(metadata.rdev()) {
+            true => Kind::Member,
+            false => Kind::Block,
+        };
+        Some(((0, metadata.rdev()), kind))
     } else {
         let identity = (metadata.dev(), metadata.ino());
-        kind.is_file().then_some((identity, true))
+        kind.is_file().then_some((identity, Kind::File))
     }
 }
 

@@ -173,3 +173,33 @@ fn a_copy_of_a_whole_volume_is_another_volume_and_a_part_of_a_copy_is_refused() 
     succeed(&mut mount(&volume, &first, &[]));
     volume.umount();
 }
+
+#[test]
+fn copies_of_block_devices_are_never_used_with_the_originals_unless_they_are_named() {
+    let volume = Volume::formatted();
+    let files = ["a", "b"].map(|name| file_of(&volume, name));
+    let (Some(a), Some(b)) = (Loop::over(&files[0]), Loop::over(&files[1])) else {
+        return;
+    };
+    succeed(jericho(["format", "--slices", "2"]).arg(&a.0).arg(&b.0));
+    let copies = ["a2", "b2"].map(|name| volume.beside(name));
+    for (file, copy) in files.iter().zip(&copies) {
+        std::fs::copy(file, copy).unwrap();
+    }
+    let (Some(a2), Some(b2)) = (Loop::over(&copies[0]), Loop::over(&copies[1])) else {
+        return;
+    };
+    let before = copies.each_ref().map(|copy| std::fs::read(copy).unwrap());
+    // The copy of the first device has both second devices to choose from.
+    let error = fail(&mut mount(&volume, &a2.0, &[]), 1);
+    assert!(error.contains("is a copy"), "{error}");
+    assert!(error.contains(&a2.0.display().to_string()), "{error}");
+    // And the copy of the second one is where a search may find it first.
+    drop(b);
+    let error = fail(&mut mount(&volume, &a.0, &[]), 1);
+    assert!(error.contains(&a2.0.display().to_string()), "{error}");
+    assert!(before == copies.each_ref().map(|copy| std::fs::read(copy).unwrap()));
+    // The user decides.
+    succeed(&mut mount(&volume, &a2.0, &[&b2.0]));
+    volume.umount();
+}
