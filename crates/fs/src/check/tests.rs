@@ -528,6 +528,28 @@ fn a_damaged_label_on_a_file_is_found_and_repaired() {
 }
 
 #[test]
+fn a_damaged_label_of_a_volume_with_features_that_forbid_changes_is_reported_and_not_repaired() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("volume");
+    let device = sample();
+    let volume = opened(&device);
+    for _ in 0..2 {
+        let superblocks = volume.superblocks();
+        superblocks
+            .update(&[], |s| s.head.read_only.set(1))
+            .unwrap();
+    }
+    drop(volume);
+    let mut bytes = device.bytes();
+    bytes[40] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let error = check(&path, REPAIR).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("features (0x1)"), "{error}");
+    assert!(std::fs::read(&path).unwrap() == bytes);
+    assert!(!check(&path, READ).unwrap().is_sound());
+}
+
+#[test]
 fn records_that_no_writer_can_produce_are_refused_by_name_when_used() {
     use crate::{Fs, FsOptions};
     let device = sample();
