@@ -437,6 +437,11 @@ impl Commits {
         self.work.notify_one();
     }
 
+    /// Returns the number of callers that no thread serves yet.
+    pub fn waiters(&self) -> usize {
+        self.control.lock().waiters.len()
+    }
+
     /// Returns whether `wait_for_room` would not wait.
     pub fn has_room(&self) -> bool {
         self.weight.load(Ordering::Relaxed) + self.waiting.load(Ordering::Relaxed) < self.max

@@ -348,6 +348,12 @@ impl Fs {
         (longest.unwrap_or(0), journal.unwrap_or(0))
     }
 
+    /// Returns how many syncs and commits wait until the thread that commits takes them.
+    pub fn waiting_syncs(&self) -> usize {
+        let all = self.core.shards.iter();
+        all.map(|shard| shard.commits.waiters()).sum()
+    }
+
     /// Has batches take one step of a file's extents at a time, of at most this many pages, so that tests find faults with few pages that
     /// otherwise need very many extents.
     pub fn shorten_steps(&self, pages: u64) {

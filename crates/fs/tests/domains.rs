@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jericho_cache::Slice;
 use jericho_fs::check::data::check_data;
@@ -871,7 +871,11 @@ fn a_sync_does_not_fail_with_the_device_of_another_sync_that_is_served_with_it()
     has_begun.recv().unwrap();
     let (of_far, of_near) = (begin(&far), begin(&near));
     // A thread of the slice passes them to the committer.
-    std::thread::sleep(Duration::from_millis(50));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while mounted.fs.waiting_syncs() < 2 {
+        assert!(Instant::now() < deadline, "the syncs do not wait");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     drop(go);
     of_first.recv().unwrap().unwrap();
     fails_with(EIO, of_far.recv().unwrap());
