@@ -465,6 +465,47 @@ fn a_power_cut_at_a_rename_shows_the_old_or_the_new_file_as_a_whole() {
     }
 }
 
+#[test]
+fn a_power_cut_after_a_rename_shows_what_the_file_had_then_whatever_was_written_since() {
+    for new in [Mount::new, Mount::summed] {
+        let mut mount = new(24 << 20);
+        let (_, file) = mount.create("name");
+        let old = pattern(5, 3 * PAGE as usize);
+        mount.write(&file, 0, &old);
+        mount.fsync(&file);
+        drop(file);
+        let supply = record(&mut mount);
+        let from = supply.changes();
+        let (_, file) = mount.create("new");
+        let last = 2 * EXTENTS * PAGE;
+        let renamed = pattern(7, PAGE as usize);
+        mount.write(&file, last, &renamed);
+        mount.fs().rename(ROOT, b"new", ROOT, b"name", 0).unwrap();
+        // In front of what the file has, and more than one batch takes.
+        let later = write_extents(&mount, &file, 1, EXTENTS);
+        mount.commit();
+        mount.fs().commit().unwrap();
+        cut_between(&mount, from, supply.changes(), |mount, what| {
+            let found = contents(mount, "name").unwrap();
+            if found == old {
+                return;
+            }
+            let (before, end) = found.split_at(found.len().min(last as usize));
+            assert!(end == renamed, "{what}: {} bytes", found.len());
+            let pages = |bytes: &[u8]| {
+                bytes
+                    .chunks(PAGE as usize)
+                    .map(<[u8]>::to_vec)
+                    .collect::<Vec<_>>()
+            };
+            for (at, (page, later)) in pages(before).iter().zip(pages(&later)).enumerate() {
+                let is_either = *page == later || page.iter().all(|byte| *byte == 0);
+                assert!(is_either, "{what}: page {at}");
+            }
+        });
+    }
+}
+
 /// Fills the volume with one file, in runs. Returns the pages that it took.
 fn fill(mount: &Mount, file: &Arc<File>) -> u64 {
     let (mut pages, mut run) = (0, 1 << 20);

@@ -558,7 +558,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
         share: &mut Share,
     ) -> (ShardSet, bool) {
         let steps = match map.is_replacement() {
-            true => map.next_steps(&mut self.core.share_of_replacement(inode.ino)),
+            true => map.next_steps_of_replacement(&mut self.core.share_of_replacement(inode.ino)),
             false => map.next_steps(share),
         };
         let is_any = !steps.ranges.is_empty();

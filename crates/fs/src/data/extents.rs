@@ -178,6 +178,14 @@ impl Step for Row {
     }
 }
 
+/// What a file was when it replaced another one. The batch with the name has all of it.
+pub(super) struct Replacement {
+    /// The pages whose changes were in no batch.
+    pub(super) changed: Ranges,
+    /// The file's size in bytes.
+    pub(super) size: u64,
+}
+
 /// The extent map of a file.
 #[derive(Default)]
 pub struct Map {
@@ -190,8 +198,8 @@ pub struct Map {
     pub(super) cut_at: Option<u64>,
     /// The first batch that did not take all changes, if the last one did not.
     pub(super) left_since: Option<u64>,
-    /// The next batch takes all changes.
-    pub(super) is_replacement: bool,
+    /// The next batch has the name of the file that this one has replaced.
+    pub(super) replacement: Option<Replacement>,
     /// The shards in which the file has blocks, or had some.
     shards: ShardSet,
     /// `None` on volumes without checksums.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// A set of pages: the end of each range by its start.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranges(BTreeMap<u64, u64>);
 
 impl Ranges {
@@ -69,15 +69,6 @@ impl Ranges {
         let within = |found: Range<u64>| found.start.max(range.start)..found.end.min(range.end);
         found.into_iter().map(within).collect()
     }
-
-    /// Removes pages with which one of the ranges begins.
-    pub fn remove_front(&mut self, range: Range<u64>) {
-        let end = self.0.remove(&range.start);
-        debug_assert!(end.is_some_and(|end| end >= range.end));
-        if let Some(end) = end.filter(|end| *end > range.end) {
-            self.0.insert(range.end, end);
-        }
-    }
 }
 
 #[cfg(test)]
@@ -114,19 +105,5 @@ mod tests {
         assert_eq!(pages.containing(17), Some(14..18));
         assert_eq!(pages.take(0..u64::MAX), [10..12, 14..18, 55..60]);
         assert!(pages.is_empty());
-    }
-
-    #[test]
-    fn the_front_of_a_range_leaves_first() {
-        let mut pages = Ranges::default();
-        pages.insert(10..20);
-        pages.insert(30..40);
-        pages.remove_front(10..15);
-        assert_eq!(pages.first_from(0), Some(15));
-        assert_eq!(pages.first_from(17), Some(17));
-        assert_eq!(pages.first_from(20), Some(30));
-        pages.remove_front(15..20);
-        pages.remove_front(30..40);
-        assert!(pages.is_empty() && pages.first_from(0).is_none());
     }
 }

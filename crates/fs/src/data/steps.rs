@@ -11,7 +11,7 @@ use jericho_format::PAGE_BYTES;
 use jericho_metadata::alloc::{Allocator, Blocks};
 use jericho_metadata::store::{Change, Extent};
 
-use crate::data::extents::{Map, Row};
+use crate::data::extents::{Map, Replacement, Row};
 use crate::data::ranges::Ranges;
 use crate::data::runs::{Run, Runs, Step};
 use crate::data::share::Share;
@@ -28,9 +28,26 @@ pub struct Steps {
 impl Map {
     /// Chooses what the next batch takes of the file's changes.
     pub fn next_steps(&self, share: &mut Share) -> Steps {
+        self.steps_of(&self.changed, share)
+    }
+
+    /// Chooses the changes that the batch with the name of a replaced file must have: those that the file had when it replaced the other one.
+    /// Later ones wait, because the share would not suffice for any number of them.
+    pub fn next_steps_of_replacement(&self, share: &mut Share) -> Steps {
+        let Some(replacement) = &self.replacement else {
+            return self.next_steps(share);
+        };
+        let steps = self.steps_of(&replacement.changed, share);
+        Steps {
+            is_all: steps.is_all && replacement.changed == self.changed,
+            ..steps
+        }
+    }
+
+    fn steps_of(&self, changed: &Ranges, share: &mut Share) -> Steps {
         share.begin_file();
         let mut ranges = Vec::new();
-        for range in self.changed.iter() {
+        for range in changed.iter() {
             if share.is_spent() {
                 return Steps {
                     ranges,
@@ -124,7 +141,7 @@ impl Map {
         freed: &mut Vec<Blocks>,
     ) {
         for range in &steps.ranges {
-            self.changed.remove_front(range.clone());
+            self.changed.take(range.clone());
             self.difference(ino, range.clone(), changes, freed);
         }
         // Only of these pages: each page's extent and checksum are in one batch.
@@ -137,7 +154,7 @@ impl Map {
     /// Notes that the present batch has the file's size and all of its extents. Call it also if the batch took no changes: otherwise
     /// `cut_at` of a truncation over a hole would shorten the size in later batches.
     pub fn nothing_left(&mut self) {
-        self.is_replacement = false;
+        self.replacement = None;
         (self.cut_at, self.left_since) = (None, None);
     }
 
@@ -145,7 +162,6 @@ impl Map {
         if is_all {
             return self.nothing_left();
         }
-        self.is_replacement = false;
         self.left_since = self.left_since.or(Some(batch));
     }
 
@@ -160,9 +176,13 @@ impl Map {
         self.left_since
     }
 
-    /// Has the next batch take all changes, because it has the name that replaces another file's.
-    pub fn note_replacement(&mut self) {
-        self.is_replacement = true;
+    /// Has the next batch take all changes that the file has now and a size of at least `size` bytes, because the batch has the name that
+    /// replaces another file's.
+    pub fn note_replacement(&mut self, size: u64) {
+        self.replacement = Some(Replacement {
+            changed: self.changed.clone(),
+            size,
+        });
     }
 
     /// Returns whether no batch has the changes of a page.
@@ -170,9 +190,9 @@ impl Map {
         self.changed.containing(page).is_some()
     }
 
-    /// Returns whether the next batch should take all changes.
+    /// Returns whether the next batch has the name that replaces another file's.
     pub fn is_replacement(&self) -> bool {
-        self.is_replacement
+        self.replacement.is_some()
     }
 
     /// Removes extents of a file that is being removed, as `take_steps` does. No transfer of the file is in flight.
@@ -211,10 +231,20 @@ impl Map {
     }
 
     /// Returns the part of a file's size that a batch may have that took a part of the changes only. All bytes before `committed` are
-    /// in earlier batches, unless they were truncated away since. Call it after `take_steps`.
-    pub fn size_for_batch(&self, committed: u64, size: u64) -> u64 {
+    /// in earlier batches, unless they were truncated away since. Call it after `take_steps`. A replacement ends with this batch.
+    pub fn size_for_batch(&mut self, committed: u64, size: u64) -> u64 {
+        let left = |page| self.changed.first_from(page);
+        let replaced = self.replacement.take().map_or(0, |replacement| {
+            // Pages that changed afterwards may be left: without these changes they are as they were in the replacement.
+            let mut ranges = replacement.changed.iter();
+            let first_left = ranges.find_map(|r| left(r.start).filter(|page| *page < r.end));
+            first_left.map_or(replacement.size, |page| {
+                replacement.size.min(page * PAGE_BYTES)
+            })
+        });
+        let committed = committed.max(replaced);
         let base = self.cut_at.map_or(committed, |cut| committed.min(cut));
-        let first_left = self.changed.first_from(base / PAGE_BYTES);
+        let first_left = left(base / PAGE_BYTES);
         first_left.map_or(size, |page| size.min((page * PAGE_BYTES).max(base)))
     }
 

@@ -352,19 +352,17 @@ impl Core {
         Ok(())
     }
 
-    /// Has the batch with a file's name have all changes of its extents, too. `write_replacement` has committed most of them.
+    /// Has the batch with a file's name have all present changes of its extents, and its size, too. `write_replacement` has committed most
+    /// of them.
     fn note_replacement(&self, inode: &Arc<Inode>) {
         let Some(file) = inode.file.lock().clone() else {
             return;
         };
         let mut map = file.map.write();
-        if !map.has_changes() {
-            return;
-        }
-        map.note_replacement();
+        map.note_replacement(file.size());
         let mut share = self.share_of_replacement(inode.ino);
         let before = share.steps();
-        map.next_steps(&mut share);
+        map.next_steps_of_replacement(&mut share);
         drop(map);
         self.commits_of(inode.ino).grown(before - share.steps());
     }
