@@ -20,7 +20,7 @@ use std::time::Duration;
 use jericho_daemon::{Mounted, OpenOptions};
 use jericho_fuse::attach::Connection;
 use jericho_fuse::{MountConfig, MountError, Running};
-use jericho_sys::{heap, limits, service};
+use jericho_sys::{limits, service};
 use jericho_topology::Topology;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -109,7 +109,6 @@ fn serve(
     options: &MountOptions,
     serving: impl FnOnce(&[String]) -> Result<(), Failure>,
 ) -> Outcome {
-    heap::limit_arenas();
     let (events, inbox) = channel();
     // Listens before the volume is touched, so that a signal never ends the daemon midway.
     listen_for_signals(events.clone())?;

@@ -115,8 +115,6 @@ fn measure_memory(fs: &Fs, files: u64) {
 }
 
 fn main() {
-    // As the daemon does.
-    jericho_sys::heap::limit_arenas();
     let mut arguments = std::env::args().skip(1);
     let dir: PathBuf = arguments.next().expect("usage: removals DIR").into();
     let mut number = |default| {

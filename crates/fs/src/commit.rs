@@ -47,7 +47,7 @@ use crate::types::{Done, Ino, Kind, TARGET_MAX};
 /// A batch of this many changes is committed at once if its store has 128 MiB of memory. With less, as in the daemon, the number is smaller
 /// (`Store::limits_divisor`).
 const BATCH_CHANGES: usize = 8192;
-/// The number with the least memory.
+/// The number with little memory or a short journal.
 const BATCH_CHANGES_MIN: usize = 512;
 /// This many removed inodes may wait for their batches at least.
 const REMOVALS_MAX_MIN: usize = 64;
@@ -232,7 +232,7 @@ impl Drop for Gate<'_> {
 
 impl Commits {
     /// Makes an empty batch, to be committed every `interval_ms`. It holds at most a `divisor`th of the changes that it may hold with 128 MiB
-    /// of memory for the store (`Store::limits_divisor`).
+    /// of memory for the store (`Store::limits_divisor`), but some hundred.
     pub fn new(interval_ms: u64, divisor: usize) -> Commits {
         let full_at = (BATCH_CHANGES / divisor).max(BATCH_CHANGES_MIN);
         Commits {

@@ -28,6 +28,9 @@ const WINDOW: Duration = Duration::from_millis(500);
 /// Number of windows, one after the other, after which a thread is free. A program that only makes its files, or starts, is past by then.
 const FREE_WINDOWS: u32 = 2;
 
+/// A window that has become longer has time without requests, and decides nothing.
+const WINDOW_MAX: Duration = Duration::from_secs(2);
+
 thread_local! {
     /// CPU time of the thread at the end of its last job for a ring's thread.
     static CHARGED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
@@ -81,8 +84,10 @@ pub(crate) struct Binding {
     free_windows: u32,
     /// Requests since the last look at the clock.
     requests: u32,
-    /// When the last decision was made, and the times then. `None` if there is nothing to decide.
-    last: Option<(Instant, Times)>,
+    /// When the present window began, and the times then.
+    window: Option<(Instant, Times)>,
+    /// The thread may change its CPUs.
+    is_managed: bool,
 }
 
 impl Binding {
@@ -95,15 +100,11 @@ impl Binding {
             is_bound: true,
             free_windows: 0,
             requests: 0,
-            last: None,
+            window: None,
+            is_managed: node.len() > 1,
         };
         // If it cannot be bound once, it cannot be bound later.
-        if binding.apply() && node.len() > 1 {
-            // Without /proc the thread stays bound.
-            binding.last = Times::now(cpu, &binding.helped)
-                .ok()
-                .map(|times| (Instant::now(), times));
-        }
+        binding.is_managed &= binding.apply();
         binding
     }
 
@@ -114,35 +115,72 @@ impl Binding {
             return;
         }
         self.requests = 0;
-        let Some((at, before)) = self.last else {
-            return;
-        };
-        if at.elapsed() < WINDOW {
+        if self.is_managed {
+            self.decide(syncs);
+        }
+    }
+
+    fn decide(&mut self, syncs: bool) {
+        // Without syncs nothing has to be measured.
+        if !syncs {
+            self.window = None;
+            return self.stay_bound();
+        }
+        let begun = self.window.map(|(begun, _)| begun.elapsed());
+        if begun.is_some_and(|length| length < WINDOW) {
             return;
         }
         let Ok(now) = Times::now(self.cpu, &self.helped) else {
+            // There is no /proc, or the CPU is offline.
+            self.stay_bound();
+            self.is_managed = false;
             return;
         };
-        self.last = Some((Instant::now(), now));
+        let before = self.window.replace((Instant::now(), now));
+        let Some((_, before)) = before.filter(|_| begun.is_some_and(|l| l < WINDOW_MAX)) else {
+            return;
+        };
         let own = now.own.saturating_sub(before.own);
         let busy = now.busy.saturating_sub(before.busy);
-        self.free_windows = match !syncs || takes_much(own, busy, self.is_bound) {
-            true => 0,
-            false => self.free_windows.saturating_add(1),
-        };
-        let is_bound = self.free_windows < FREE_WINDOWS;
-        if is_bound != self.is_bound {
+        if takes_much(own, busy, self.is_bound) {
+            return self.stay_bound();
+        }
+        self.free_windows = self.free_windows.saturating_add(1);
+        if self.free_windows >= FREE_WINDOWS {
+            self.bind(false);
+        }
+    }
+
+    /// Binds the calling thread to its CPU for at least `FREE_WINDOWS`.
+    fn stay_bound(&mut self) {
+        self.free_windows = 0;
+        self.bind(true);
+    }
+
+    /// Binds the calling thread to its CPU, or to its node.
+    fn bind(&mut self, is_bound: bool) {
+        if is_bound == self.is_bound {
+            return;
+        }
+        // If somebody else has set other CPUs, the thread keeps these.
+        self.is_managed = affinity::get(None).is_ok_and(|cpus| cpus == self.cpus());
+        if self.is_managed {
             self.is_bound = is_bound;
-            self.apply();
+            self.is_managed = self.apply();
+        }
+    }
+
+    /// Returns the CPUs that the thread should have.
+    fn cpus(&self) -> &[u32] {
+        match self.is_bound {
+            true => std::slice::from_ref(&self.cpu),
+            false => &self.node,
         }
     }
 
     /// Gives the calling thread its CPUs. Returns whether the kernel accepted them.
     fn apply(&self) -> bool {
-        let cpus = match self.is_bound {
-            true => std::slice::from_ref(&self.cpu),
-            false => &self.node,
-        };
+        let cpus = self.cpus();
         let set = affinity::set(None, cpus);
         if let Err(error) = &set {
             // The thread then runs on other CPUs, which is slower but correct.
@@ -194,39 +232,68 @@ mod tests {
         assert!(helped.time() <= load::ran());
     }
 
-    /// Has the binding decide, as if only others had used the CPU since the last time.
+    /// Has the binding decide, as if only others had used the CPU in the window.
     fn decide(binding: &mut Binding, syncs: bool) {
-        let (at, times) = binding.last.as_mut().unwrap();
-        *at -= WINDOW;
-        (times.own, times.busy) = (load::ran(), Duration::ZERO);
+        if let Some((begun, times)) = &mut binding.window {
+            *begun -= WINDOW;
+            (times.own, times.busy) = (load::ran(), Duration::ZERO);
+        }
         (0..REQUESTS).for_each(|_| binding.has_come(syncs));
     }
 
-    #[test]
-    fn a_thread_is_freed_while_programs_sync_and_bound_again_when_they_do_not() {
+    /// Runs a test in a thread that may use all CPUs of the process. Gives it the binding and these CPUs.
+    fn with_binding(test: impl FnOnce(Binding, &[u32]) + Send + 'static) {
         let node = affinity::get(None).unwrap();
-        let cpu = node[0];
         if node.len() < 2 {
             println!("not tested: the process may use one CPU only");
             return;
         }
-        std::thread::spawn(move || {
-            let mut binding = Binding::new(cpu, &node, Helped::default());
+        let body = move || {
+            let binding = Binding::new(node[0], &node, Helped::default());
+            test(binding, &node);
+        };
+        std::thread::spawn(body).join().unwrap();
+    }
+
+    #[test]
+    fn a_thread_is_freed_while_programs_sync_and_bound_again_when_they_do_not() {
+        with_binding(|mut binding, node| {
             for (syncs, is_free) in [
                 (false, false),
+                // A window begins.
+                (true, false),
                 (true, false),
                 (true, true),
                 (true, true),
                 (false, false),
+                (true, false),
                 (true, false),
                 (true, true),
             ] {
                 decide(&mut binding, syncs);
-                let expected = if is_free { &node[..] } else { &node[..1] };
+                let expected = if is_free { node } else { &node[..1] };
                 assert_eq!(affinity::get(None).unwrap(), expected);
             }
-        })
-        .join()
-        .unwrap();
+        });
+    }
+
+    #[test]
+    fn a_window_with_time_without_requests_decides_nothing() {
+        with_binding(|mut binding, node| {
+            for _ in 0..5 {
+                decide(&mut binding, true);
+                binding.window.as_mut().unwrap().0 -= WINDOW_MAX;
+            }
+            assert_eq!(affinity::get(None).unwrap(), &node[..1]);
+        });
+    }
+
+    #[test]
+    fn a_thread_keeps_cpus_that_somebody_else_has_set() {
+        with_binding(|mut binding, node| {
+            affinity::set(None, &node[1..2]).unwrap();
+            (0..4).for_each(|_| decide(&mut binding, true));
+            assert_eq!(affinity::get(None).unwrap(), &node[1..2]);
+        });
     }
 }

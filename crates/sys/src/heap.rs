@@ -7,29 +7,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bounds the number of arenas to one for each CPU. The library would make eight. Does nothing if the environment has MALLOC_ARENA_MAX. Call it
-/// before the first thread is started: arenas that exist remain.
-pub fn limit_arenas() {
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    if std::env::var_os("MALLOC_ARENA_MAX").is_none() {
-        bound_arenas(i32::try_from(cpus).unwrap_or(i32::MAX));
-    }
-}
-
-#[cfg(target_env = "gnu")]
-fn bound_arenas(arenas: i32) {
-    // SAFETY: the call sets a number of the library. It fails for no value above 0.
-    unsafe { libc::mallopt(libc::M_ARENA_MAX, arenas) };
-}
-
-#[cfg(not(target_env = "gnu"))]
-fn bound_arenas(_: i32) {}
-
-/// Minimum time between two returns of memory. Each visits all free blocks of all arenas, for some milliseconds.
+/// Minimum time between two returns of memory. Each visits all free blocks of all arenas, and holds the lock of an arena meanwhile, for some
+/// milliseconds. A thread of that arena may wait for so long for a block that it does not have at hand.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Returns freed memory to the kernel, unless that was done in the last second. Call it after work that has freed much memory, in a thread
-/// for which no other waits.
+/// Returns freed memory to the kernel, unless that was done in the last second. Call it after work that has freed much memory.
 pub fn give_back() {
     static BEGUN: OnceLock<Instant> = OnceLock::new();
     // Milliseconds since `BEGUN`.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
-/// Time of a CPU since the start of the machine, in ticks of the kernel. Only ratios are meaningful.
+/// Time of a CPU since the start of the machine, in ticks of the kernel (`busy` has it as a time).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuTime {
     /// Time with a thread or interrupt to run.
