@@ -558,7 +558,10 @@ impl<'s, 'a> Sealing<'s, 'a> {
         share: &mut Share,
     ) -> (ShardSet, bool) {
         let steps = match map.is_replacement() {
-            true => map.next_steps_of_replacement(&mut self.core.share_of_replacement(inode.ino)),
+            true => {
+                let share = |_| self.core.share_of_replacement(inode.ino);
+                map.next_steps_of_replacement(&mut [0, 1].map(share))
+            }
             false => map.next_steps(share),
         };
         let is_any = !steps.ranges.is_empty();

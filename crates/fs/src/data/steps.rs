@@ -31,15 +31,17 @@ impl Map {
         self.steps_of(&self.changed, share)
     }
 
-    /// Chooses the changes that the batch with the name of a replaced file must have: those that the file had when it replaced the other one.
-    /// Later ones wait, because the share would not suffice for any number of them.
-    pub fn next_steps_of_replacement(&self, share: &mut Share) -> Steps {
-        let Some(replacement) = &self.replacement else {
-            return self.next_steps(share);
+    /// Chooses the changes for the batch with the name of a replaced file: all, if one share suffices. Otherwise those that the file had when it
+    /// replaced the other one, by the second share: however many came later, the first one fills with them.
+    pub fn next_steps_of_replacement(&self, [first, second]: &mut [Share; 2]) -> Steps {
+        let all = self.next_steps(first);
+        let changed = match &self.replacement {
+            Some(replacement) if !all.is_all => &replacement.changed,
+            _ => return all,
         };
-        let steps = self.steps_of(&replacement.changed, share);
+        let steps = self.steps_of(changed, second);
         Steps {
-            is_all: steps.is_all && replacement.changed == self.changed,
+            is_all: steps.is_all && *changed == self.changed,
             ..steps
         }
     }
@@ -171,13 +173,21 @@ impl Map {
         self.cut_at = Some(self.cut_at.map_or(byte, |cut| cut.min(byte)));
     }
 
+    /// Records a truncation to `size` bytes. No batch gets a size that covers truncated bytes.
+    pub fn note_truncated(&mut self, size: u64) {
+        self.cut_at(size);
+        if let Some(replacement) = &mut self.replacement {
+            replacement.size = replacement.size.min(size);
+        }
+    }
+
     /// Returns the first batch that did not take all changes, if the last one did not.
     pub fn left_since(&self) -> Option<u64> {
         self.left_since
     }
 
     /// Has the next batch take all changes that the file has now and a size of at least `size` bytes, because the batch has the name that
-    /// replaces another file's.
+    /// replaces another file's. The bytes before `size` are on the device.
     pub fn note_replacement(&mut self, size: u64) {
         self.replacement = Some(Replacement {
             changed: self.changed.clone(),

@@ -108,6 +108,7 @@ impl Fs {
             // Space that is allocated beyond the old end stays, and reads as zeros.
             return Ok(());
         }
+        file.map.write().note_truncated(size);
         self.take_out(file, size.div_ceil(PAGE_BYTES)..end_page)?;
         let end = size.next_multiple_of(PAGE_BYTES);
         self.zero_bytes(file, size..end)?;

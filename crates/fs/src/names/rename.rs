@@ -5,6 +5,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use jericho_metadata::errno::*;
 use jericho_metadata::shard::ShardSet;
@@ -359,10 +360,12 @@ impl Core {
             return;
         };
         let mut map = file.map.write();
-        map.note_replacement(file.size());
+        // `write_replacement` has made it the size, unless the other one is no file.
+        let synced = file.synced_size.load(Ordering::Acquire);
+        map.note_replacement(file.size().min(synced));
         let mut share = self.share_of_replacement(inode.ino);
         let before = share.steps();
-        map.next_steps_of_replacement(&mut share);
+        map.next_steps(&mut share);
         drop(map);
         self.commits_of(inode.ino).grown(before - share.steps());
     }

@@ -162,9 +162,9 @@ impl Run {
     }
 }
 
-/// Sequences that are rare in a random choice. Each has found a fault. Most of these faults were made on purpose, seven of
-/// them were not, and the fault that the last but three sequence found was in the judge.
-const RARE: [&str; 27] = [
+/// Sequences that are rare in a random choice. Each has found a fault. Most of these faults were made on purpose, ten of
+/// them were not, and the fault that the last but six sequence found was in the judge.
+const RARE: [&str; 30] = [
     "fresh-1,write-200k:a,write-back:a,commit:a",
     "fresh-1,write-1:a,rename-over:a,fdatasync:b",
     "fresh-1,write-4k:a,sync-write:a,write-4k:a",
@@ -192,6 +192,9 @@ const RARE: [&str; 27] = [
     "fresh-1-short,truncate-up:a,truncate-to-part:a,truncate-up:a,fsync:a,write-200k:a",
     "durable-1-short,create:b,truncate-up:b,rename-over:b,write-200k:b",
     "durable-1-short,create:b,write-4k:b,truncate-up:b,rename-over:b,write-200k:b",
+    "durable-1,truncate-to-nothing:b,truncate-up:b,rename-over:b,sync-write:b",
+    "durable-1,write-200k:b,rename-over:b,truncate-to-part:b,truncate-up:b,fsync:b",
+    "durable-1-summed,append:b,rename-over:b,truncate-to-part:b,truncate-up:b,fsync:b",
 ];
 
 /// Tries all power cuts of a sequence with two seeds each, and uses the volume after each.
