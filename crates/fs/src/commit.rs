@@ -46,9 +46,9 @@ use crate::types::{Done, Ino, Kind, TARGET_MAX};
 
 /// A batch of this many changes is committed at once if its store has 128 MiB of memory. With less, as in the daemon, the number is smaller
 /// (`Store::limits_divisor`).
-const BATCH_CHANGES: usize = 8192;
-/// The number with little memory or a short journal.
-const BATCH_CHANGES_MIN: usize = 512;
+const BATCH_CHANGES: usize = 32_768;
+/// The largest number, so that a segment of the journal has less than 1 MiB.
+const BATCH_CHANGES_MAX: usize = 4096;
 /// This many removed inodes may wait for their batches at least.
 const REMOVALS_MAX_MIN: usize = 64;
 
@@ -232,13 +232,15 @@ impl Drop for Gate<'_> {
 
 impl Commits {
     /// Makes an empty batch, to be committed every `interval_ms`. It holds at most a `divisor`th of the changes that it may hold with 128 MiB
-    /// of memory for the store (`Store::limits_divisor`), but some hundred.
+    /// of memory for the store (`Store::limits_divisor`), and at most twice `BATCH_CHANGES_MAX`.
     pub fn new(interval_ms: u64, divisor: usize) -> Commits {
-        let full_at = (BATCH_CHANGES / divisor).max(BATCH_CHANGES_MIN);
+        let full_at = BATCH_CHANGES / divisor;
+        let max = (4 * full_at).min(2 * BATCH_CHANGES_MAX);
+        let full_at = full_at.min(BATCH_CHANGES_MAX);
         Commits {
             full_at,
             step_pages: AtomicU64::new(0),
-            max: 2 * full_at,
+            max,
             removals: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             removals_max: (full_at / 4).max(REMOVALS_MAX_MIN),

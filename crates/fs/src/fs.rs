@@ -348,7 +348,7 @@ impl Fs {
         (longest.unwrap_or(0), journal.unwrap_or(0))
     }
 
-    /// Returns how many syncs and commits wait until the thread that commits takes them.
+    /// Returns how many syncs and commits wait for the thread that commits to take them.
     pub fn waiting_syncs(&self) -> usize {
         let all = self.core.shards.iter();
         all.map(|shard| shard.commits.waiters()).sum()

@@ -108,7 +108,8 @@ impl Binding {
         binding
     }
 
-    /// Records a request, and decides anew when it is time. `syncs`: one of the last requests was a sync.
+    /// Counts a request of the calling thread. Changes the thread's CPUs if the last windows call for it. `syncs`: one of the last requests was
+    /// a sync.
     pub(crate) fn has_come(&mut self, syncs: bool) {
         self.requests += 1;
         if self.requests < REQUESTS {

@@ -89,8 +89,8 @@ impl Store {
         CACHE_BYTES.div_ceil(cache_bytes).clamp(1, DIVISOR_MAX)
     }
 
-    /// Returns the number by which the limit of a batch is divided, because the store has little memory or a short journal. So as
-    /// many changes as rows fit in memory would take half of the journal.
+    /// Returns the number by which the limit of a batch is divided, because the store has little memory or a short journal. With a
+    /// short journal, a `divisor`th of the rows that fit in memory takes at most half of it.
     pub fn limits_divisor(&self) -> usize {
         let batch_bytes = ROWS_MAX * WEIGHT_BYTES;
         let by_journal = match self.journal_bytes.load(Ordering::Relaxed) {
