@@ -436,16 +436,19 @@ fn the_number_of_lost_and_found_is_above_the_mark_and_stays_below_the_next_one()
     assert_eq!(mark, Some(2 * step));
 }
 
+/// Gives a volume a feature that forbids changes to those who do not know it.
+fn forbid_changes(device: &Arc<MemoryDevice>) {
+    let volume = opened(device);
+    let change = volume
+        .superblocks()
+        .update(&[], |s| s.head.read_only.set(1));
+    change.unwrap();
+}
+
 #[test]
 fn a_volume_with_features_that_forbid_changes_is_checked_and_not_repaired() {
     let device = sample();
-    let volume = opened(&device);
-    for _ in 0..2 {
-        let superblocks = volume.superblocks();
-        let change = superblocks.update(&[], |s| s.head.read_only.set(1));
-        change.unwrap();
-    }
-    drop(volume);
+    forbid_changes(&device);
     assert!(run(&device, CheckOptions::default()).is_sound());
     // Something to repair.
     device.corrupt(4096 + 100, &[0xff; 16]);
@@ -532,14 +535,7 @@ fn a_damaged_label_of_a_volume_with_features_that_forbid_changes_is_reported_and
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("volume");
     let device = sample();
-    let volume = opened(&device);
-    for _ in 0..2 {
-        let superblocks = volume.superblocks();
-        superblocks
-            .update(&[], |s| s.head.read_only.set(1))
-            .unwrap();
-    }
-    drop(volume);
+    forbid_changes(&device);
     let mut bytes = device.bytes();
     bytes[40] ^= 1;
     std::fs::write(&path, &bytes).unwrap();

@@ -558,10 +558,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
         share: &mut Share,
     ) -> (ShardSet, bool) {
         let steps = match map.is_replacement() {
-            true => {
-                let share = |_| self.core.share_of_replacement(inode.ino);
-                map.next_steps_of_replacement(&mut [0, 1].map(share))
-            }
+            true => map.next_steps_of_replacement(|| self.core.share_of_replacement(inode.ino)),
             false => map.next_steps(share),
         };
         let is_any = !steps.ranges.is_empty();

@@ -31,15 +31,15 @@ impl Map {
         self.steps_of(&self.changed, share)
     }
 
-    /// Chooses the changes for the batch with the name of a replaced file: all, if one share suffices. Otherwise those that the file had when it
-    /// replaced the other one, by the second share: however many came later, the first one fills with them.
-    pub fn next_steps_of_replacement(&self, [first, second]: &mut [Share; 2]) -> Steps {
-        let all = self.next_steps(first);
+    /// Chooses the changes for the batch with the name of a replaced file: all, if a share suffices. Otherwise only those that the file had
+    /// when it replaced the other one, because later ones could use the share up.
+    pub fn next_steps_of_replacement(&self, share: impl Fn() -> Share) -> Steps {
+        let all = self.next_steps(&mut share());
         let changed = match &self.replacement {
             Some(replacement) if !all.is_all => &replacement.changed,
             _ => return all,
         };
-        let steps = self.steps_of(changed, second);
+        let steps = self.steps_of(changed, &mut share());
         Steps {
             is_all: steps.is_all && *changed == self.changed,
             ..steps
