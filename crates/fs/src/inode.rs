@@ -90,7 +90,7 @@ pub struct File {
     pub(crate) home: AtomicU16,
     pub(crate) threads: AtomicU8,
     pub(crate) size: AtomicU64,
-    /// Held shared to reserve space and to move pieces. Held exclusively to take pages out and to change the home.
+    /// Held shared to reserve space, to move pieces, and to replace another file. Held exclusively to take pages out and to change the home.
     pub(crate) exclusive: RwLock<()>,
     pub(crate) map: RwLock<Map>,
     /// Number of truncations in progress. Meanwhile a batch leaves size and extents as they were.

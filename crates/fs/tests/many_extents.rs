@@ -16,12 +16,14 @@ use jericho_sim::{Operation, PowerSupply};
 use jericho_storage::Device;
 use parking_lot::Mutex;
 
-use mount::{CALLER, Mount, PAGE, pattern, write_back};
+use mount::{CALLER, Mount, PAGE, evict, pattern, write_back};
 
 const KEEP_SIZE: i32 = 1;
 const PUNCH_HOLE: i32 = 2;
 /// Enough for more than two batches on a small volume.
 const EXTENTS: u64 = 250;
+/// Bytes that a truncation keeps of a file that replaces another one: a part of a page, so that it reads the page.
+const CUT: u64 = 1000;
 /// Bytes that a truncation keeps: a whole page, which is not changed then.
 const KEPT: u64 = PAGE;
 
@@ -45,10 +47,19 @@ fn write_extents(mount: &Mount, file: &Arc<File>, seed: u64, extents: u64) -> Ve
     contents
 }
 
-/// Blocks these durable writes, counted from now on. For each, the receiver reports that it has begun, and it continues when the
-/// sender is dropped.
+/// Blocks these durable writes, as `block` does.
 fn block_durable_writes<const N: usize>(
     mount: &Mount,
+    numbers: [u64; N],
+) -> [(Receiver<()>, Sender<()>); N] {
+    block(mount, Operation::DurableWrite, numbers)
+}
+
+/// Blocks these operations of a kind, counted from now on. For each, the receiver reports that it has begun, and it continues when the
+/// sender is dropped.
+fn block<const N: usize>(
+    mount: &Mount,
+    kind: Operation,
     numbers: [u64; N],
 ) -> [(Receiver<()>, Sender<()>); N] {
     let mut stops = HashMap::new();
@@ -60,7 +71,7 @@ fn block_durable_writes<const N: usize>(
     let state = Mutex::new((0, stops));
     mount.device.set_before(move |operation| {
         let mut state = state.lock();
-        state.0 += u64::from(operation == Operation::DurableWrite);
+        state.0 += u64::from(operation == kind);
         let number = state.0;
         let stop = state.1.remove(&number);
         drop(state);
@@ -534,6 +545,72 @@ fn a_power_cut_after_a_rename_and_a_truncation_shows_no_truncated_bytes() {
             found.len()
         );
     });
+}
+
+/// Truncates a file to `CUT` bytes, in a thread of its own. Calls `meanwhile` while the truncation reads the page with the new end from the
+/// device, and then lets it end.
+fn during_a_truncation(mount: &Mount, file: &Arc<File>, meanwhile: impl FnOnce()) {
+    write_back(mount, file);
+    evict(mount, file);
+    let [(begun, go)] = block(mount, Operation::Read, [1]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| mount.truncate(file, CUT));
+        begun.recv().unwrap();
+        meanwhile();
+        drop(go);
+    });
+}
+
+/// Fails unless the name has the old file after each power cut, or the new one: as it was renamed, or truncated.
+fn assert_replaced(mount: &Mount, from: u64, supply: &PowerSupply, [old, new]: [&[u8]; 2]) {
+    cut_between(mount, from, supply.changes(), |mount, what| {
+        let found = contents(mount, "name").unwrap();
+        let is_any = [old, new, &new[..CUT as usize]].contains(&&found[..]);
+        assert!(is_any, "{what}: {} bytes", found.len());
+    });
+}
+
+#[test]
+fn a_power_cut_during_a_truncation_after_a_rename_shows_the_old_or_the_new_file() {
+    for new in [Mount::new, Mount::summed] {
+        let mut mount = new(24 << 20);
+        let (old, supply, from) = named_then_recorded(&mut mount);
+        let (_, file) = mount.create("new");
+        let new = pattern(7, 20 * PAGE as usize);
+        mount.write(&file, 0, &new);
+        mount.fs().rename(ROOT, b"new", ROOT, b"name", 0).unwrap();
+        // The batch of the other file has the name, too.
+        during_a_truncation(&mount, &file, || drop(mount.durable("other", 1)));
+        mount.fs().commit().unwrap();
+        assert_replaced(&mount, from, &supply, [&old, &new]);
+    }
+}
+
+#[test]
+fn a_rename_over_a_file_waits_for_the_end_of_a_truncation() {
+    for new in [Mount::new, Mount::summed] {
+        let mut mount = new(24 << 20);
+        let (old, supply, from) = named_then_recorded(&mut mount);
+        let (_, file) = mount.create("new");
+        let new = pattern(7, 20 * PAGE as usize);
+        mount.write(&file, 0, &new);
+        let (done, is_done) = channel();
+        let rename = || {
+            mount.fs().rename(ROOT, b"new", ROOT, b"name", 0).unwrap();
+            // The batch of the other file has the name, too.
+            mount.durable("other", 1);
+            done.send(()).unwrap();
+        };
+        std::thread::scope(|scope| {
+            during_a_truncation(&mount, &file, || {
+                scope.spawn(rename);
+                // Without the wait, the rename ends before the truncation.
+                _ = is_done.recv_timeout(Duration::from_millis(200));
+            });
+        });
+        mount.fs().commit().unwrap();
+        assert_replaced(&mount, from, &supply, [&old, &new]);
+    }
 }
 
 /// Fills the volume with one file, in runs. Returns the pages that it took.

@@ -173,14 +173,6 @@ impl Map {
         self.cut_at = Some(self.cut_at.map_or(byte, |cut| cut.min(byte)));
     }
 
-    /// Records a truncation to `size` bytes. No batch gets a size that covers truncated bytes.
-    pub fn note_truncated(&mut self, size: u64) {
-        self.cut_at(size);
-        if let Some(replacement) = &mut self.replacement {
-            replacement.size = replacement.size.min(size);
-        }
-    }
-
     /// Returns the first batch that did not take all changes, if the last one did not.
     pub fn left_since(&self) -> Option<u64> {
         self.left_since
@@ -193,6 +185,11 @@ impl Map {
             changed: self.changed.clone(),
             size,
         });
+    }
+
+    /// Has the next batch take the file's changes as those of any file.
+    pub fn end_replacement(&mut self) {
+        self.replacement = None;
     }
 
     /// Returns whether no batch has the changes of a page.

@@ -3,7 +3,7 @@
 //! Meanwhile `hold` keeps batches from writing the file's size and extents, so the store changes directly from the state before
 //! to the state after. The steps:
 //!
-//! 1. Take `exclusive`, so that no thread reserves space for the file.
+//! 1. Take `exclusive`, so that no thread reserves space for the file, and no rename replaces another file with it.
 //! 2. Set the size and remove pages from the extent map. Reads now return zeros.
 //! 3. The cache drops these pages and waits for their transfers. Afterwards no transfer to their blocks is in flight. If the
 //!    evictor chose a page before step 2 and placed it after step 2, the page is in the extent map again. Steps 2 and 3 are
@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use jericho_format::PAGE_BYTES;
+use parking_lot::RwLockWriteGuard;
 
 use crate::core::{Core, wait};
 use crate::data::extents::{Map, PageState, Was};
@@ -83,9 +84,28 @@ impl File {
 }
 
 impl Fs {
+    /// Takes `exclusive` for a change that needs a `Hold`. If the file has replaced another one by rename, first waits for the batch with the
+    /// name: a batch that is sealed during a `Hold` would have the name without the contents.
+    pub(crate) fn exclusive_for_hold<'f>(&self, file: &'f Arc<File>) -> RwLockWriteGuard<'f, ()> {
+        loop {
+            let alone = file.exclusive.write();
+            // No rename makes the file a replacement while this thread has `exclusive`.
+            let waits =
+                file.map.read().is_replacement() && !file.inode.unlinked.load(Ordering::Acquire);
+            if !waits {
+                return alone;
+            }
+            drop(alone);
+            if self.core.commit_file(&file.inode).is_err() {
+                // The change goes on, because its space may be what the batch lacks.
+                file.map.write().end_replacement();
+            }
+        }
+    }
+
     /// Sets a file's size. The times change even when the size does not.
     pub(crate) fn truncate(&self, file: &Arc<File>, size: u64) -> Result<()> {
-        let _alone = file.exclusive.write();
+        let _alone = self.exclusive_for_hold(file);
         let old = file.size();
         if size > old {
             self.clear_tail(file)?;
@@ -108,7 +128,6 @@ impl Fs {
             // Space that is allocated beyond the old end stays, and reads as zeros.
             return Ok(());
         }
-        file.map.write().note_truncated(size);
         self.take_out(file, size.div_ceil(PAGE_BYTES)..end_page)?;
         let end = size.next_multiple_of(PAGE_BYTES);
         self.zero_bytes(file, size..end)?;
@@ -142,7 +161,7 @@ impl Fs {
     }
 
     fn release_reserved_alone(&self, file: &Arc<File>, end: u64) -> Result<()> {
-        let _alone = file.exclusive.write();
+        let _alone = self.exclusive_for_hold(file);
         let reserved: Vec<Range<u64>> = {
             let map = file.map.read();
             let runs = map.extents.from(end);
@@ -177,7 +196,7 @@ impl Fs {
     }
 
     fn clear_behind_end_alone(&self, file: &Arc<File>) -> Result<()> {
-        let _alone = file.exclusive.write();
+        let _alone = self.exclusive_for_hold(file);
         let size = file.size();
         let _hold = Hold::new(&self.core, file);
         let mut at = size.div_ceil(PAGE_BYTES);

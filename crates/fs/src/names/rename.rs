@@ -15,7 +15,7 @@ use crate::core::{Core, PAGES, check_name, wait};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::gates::Gates;
-use crate::inode::{Inode, Meta};
+use crate::inode::{File, Inode, Meta};
 use crate::times::now_ns;
 use crate::types::{Ino, Kind, ROOT};
 
@@ -29,6 +29,14 @@ struct Pair<'a> {
     from: Locked<'a>,
     /// The second directory, or `None` if both are the same.
     to: Option<Locked<'a>>,
+}
+
+/// What became of a rename.
+enum Renamed {
+    /// It is done. Has the inode that was replaced, if there was one.
+    Done(Option<Arc<Inode>>),
+    /// Nothing is changed, because another thread has given the name to another file.
+    OtherFile,
 }
 
 impl<'a> Pair<'a> {
@@ -80,10 +88,35 @@ impl Fs {
         let core = &self.core;
         core.may_change_inode(dir)?;
         core.may_change_inode(new_dir)?;
-        self.write_replacement((dir, name), (new_dir, new_name), &absorb)?;
-        if flags & EXCHANGE != 0 {
-            self.write_replacement((new_dir, new_name), (dir, name), &absorb)?;
+        let (from, to) = ((dir, name), (new_dir, new_name));
+        loop {
+            let mut files = Vec::from_iter(self.write_replacement(from, to, &absorb)?);
+            if flags & EXCHANGE != 0 {
+                files.extend(self.write_replacement(to, from, &absorb)?);
+            }
+            // In one order, so that two renames do not wait for each other. A thread that took one lock twice could wait for itself.
+            files.sort_by_key(|file| file.ino());
+            files.dedup_by_key(|file| file.ino());
+            let renamed = self.rename_files(from, to, flags, &files)?;
+            if let Renamed::Done(replaced) = renamed {
+                if let Some(replaced) = replaced {
+                    core.reap(&replaced);
+                }
+                return Ok(());
+            }
         }
+    }
+
+    /// Renames. No truncation of `files` is in progress meanwhile: the batch with the name of a replaced file must have its contents.
+    fn rename_files(
+        &self,
+        (dir, name): (Ino, &[u8]),
+        (new_dir, new_name): (Ino, &[u8]),
+        flags: u32,
+        files: &[Arc<File>],
+    ) -> Result<Renamed> {
+        let core = &self.core;
+        let _whole: Vec<_> = files.iter().map(|file| file.exclusive.read()).collect();
         let from = core.directory(dir)?;
         let to = core.directory(new_dir)?;
         let from = Side {
@@ -96,13 +129,9 @@ impl Fs {
             hash: core.hash(new_name),
             name: new_name,
         };
-        let replaced = core.in_gates(&[dir, new_dir], true, |gates| {
-            core.rename(gates, &from, &to, flags)
-        })?;
-        if let Some(replaced) = replaced {
-            core.reap(&replaced);
-        }
-        Ok(())
+        core.in_gates(&[dir, new_dir], true, |gates| {
+            core.rename(gates, &from, &to, flags, files)
+        })
     }
 
     /// Returns whether a directory has this name. In doubt, after an error, returns true.
@@ -115,37 +144,37 @@ impl Fs {
         !matches!(found, Ok(None))
     }
 
-    /// Writes back a file that is about to replace another one. A program that replaces contents by rename without a sync
-    /// therefore finds the old or the new contents after a crash, never an empty file.
+    /// Writes back a file that is about to replace another one, and returns it if it is in memory. A program that replaces contents by rename
+    /// without a sync therefore finds the old or the new contents after a crash, never an empty file.
     fn write_replacement(
         &self,
         (dir, name): (Ino, &[u8]),
         (new_dir, new_name): (Ino, &[u8]),
         absorb: &impl Fn(Ino),
-    ) -> Result<()> {
+    ) -> Result<Option<Arc<File>>> {
         let core = &self.core;
         let entry = |dir, name: &[u8]| {
             let dir = core.directory(dir)?;
             let meta = dir.meta.read();
             core.find(&dir, &meta, core.hash(name), name)
         };
-        if !matches!(entry(new_dir, new_name)?, Some((_, Kind::File))) {
-            return Ok(());
+        if entry(new_dir, new_name)?.is_none() {
+            return Ok(None);
         }
         let Some((ino, Kind::File)) = entry(dir, name)? else {
-            return Ok(());
+            return Ok(None);
         };
         let Some(inode) = core.table.get(ino) else {
-            return Ok(());
+            return Ok(None);
         };
         let Some(file) = inode.file.lock().clone() else {
-            return Ok(());
+            return Ok(None);
         };
         absorb(ino);
         // Closing the file writes back the pages that programs dirty after this.
         file.note_replacing();
         let Some(cache) = file.cache() else {
-            return Ok(());
+            return Ok(Some(file));
         };
         let reach = file.sync_begins();
         if file.first_dirty(0).is_some() {
@@ -156,10 +185,10 @@ impl Fs {
         // A batch takes a bounded number of changes, and the one with the name must have all that are left.
         let mut share = core.share_of_replacement(ino);
         let is_one_batch = file.map.read().next_steps(&mut share).is_all;
-        match is_one_batch {
-            true => Ok(()),
-            false => core.commit_file(&inode),
+        if !is_one_batch {
+            core.commit_file(&inode)?;
         }
+        Ok(Some(file))
     }
 }
 
@@ -179,14 +208,16 @@ impl Core {
         Ok(ancestors)
     }
 
-    /// Renames in these gates. Returns the inode that was replaced, if there was one.
+    /// Renames in these gates. Returns `None` if it needs more of them. `files`: those of the files with these names that are in memory; no
+    /// truncation of them is in progress.
     fn rename(
         &self,
         gates: &Gates<'_>,
         from: &Side<'_>,
         to: &Side<'_>,
         flags: u32,
-    ) -> Result<Option<Option<Arc<Inode>>>> {
+        files: &[Arc<File>],
+    ) -> Result<Option<Renamed>> {
         let crosses = from.dir.ino != to.dir.ino;
         let _tree = crosses.then(|| self.rename.lock());
         let (mut from_ancestors, mut to_ancestors) = (Vec::new(), Vec::new());
@@ -228,7 +259,7 @@ impl Core {
             return Err(ENOENT);
         }
         if other.is_some_and(|(ino, _)| ino == moved) {
-            return Ok(Some(None)); // POSIX: a rename between two names of one file does nothing
+            return Ok(Some(Renamed::Done(None))); // POSIX: a rename between two names of one file does nothing
         }
         if kind == Kind::Directory && to_ancestors.contains(&moved) {
             return Err(EINVAL);
@@ -236,15 +267,25 @@ impl Core {
         if !self.covers(gates, crosses, (moved, kind), other) {
             return Ok(None);
         }
+        let is_exchange = flags & EXCHANGE != 0;
+        let mut replacing = [
+            Some(moved),
+            other.map(|(ino, _)| ino).filter(|_| is_exchange),
+        ]
+        .into_iter()
+        .flatten();
+        if other.is_some() && !replacing.all(|ino| self.is_among(ino, files)) {
+            return Ok(Some(Renamed::OtherFile));
+        }
         let above = other.is_some_and(|(ino, _)| from_ancestors.contains(&ino));
-        if flags & EXCHANGE != 0 {
+        if is_exchange {
             if above {
                 return Err(EINVAL);
             }
             if let Some(other) = other {
                 self.exchange(from, to, &mut pair, (moved, kind), other)?;
             }
-            return Ok(Some(None));
+            return Ok(Some(Renamed::Done(None)));
         }
         match other {
             Some((_, Kind::Directory)) if kind != Kind::Directory => return Err(EISDIR),
@@ -254,8 +295,15 @@ impl Core {
             _ if above => return Err(ENOTEMPTY),
             _ => {}
         }
-        self.replace(from, to, &mut pair, (moved, kind), other)
-            .map(Some)
+        let replaced = self.replace(from, to, &mut pair, (moved, kind), other)?;
+        Ok(Some(Renamed::Done(replaced)))
+    }
+
+    /// Returns whether an inode has no contents in memory, or is one of these files.
+    fn is_among(&self, ino: Ino, files: &[Arc<File>]) -> bool {
+        let inode = self.table.get(ino);
+        let is_in_memory = inode.is_some_and(|inode| inode.file.lock().is_some());
+        !is_in_memory || files.iter().any(|file| file.ino() == ino)
     }
 
     /// Returns whether a rename may change the inodes whose names it changes.
@@ -360,7 +408,7 @@ impl Core {
             return;
         };
         let mut map = file.map.write();
-        // `write_replacement` has made it the size, unless the other one is no file.
+        // `write_replacement` has made it the size.
         let synced = file.synced_size.load(Ordering::Acquire);
         map.note_replacement(file.size().min(synced));
         let mut share = self.share_of_replacement(inode.ino);
