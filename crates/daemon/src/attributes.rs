@@ -56,6 +56,9 @@ impl Mounted {
         self.fast.absorb(ino);
         let gives_privileges = set.perm.is_some_and(|perm| perm & 0o6000 != 0);
         let size = set.size;
+        if let Some(bytes) = size {
+            self.fs().commit_replacement(ino, Some(bytes));
+        }
         let set = || self.fs().setattr(ino, set, caller);
         let change = || match size {
             Some(bytes) => {

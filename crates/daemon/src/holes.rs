@@ -47,6 +47,9 @@ impl Mounted {
     ) -> Result<()> {
         let file = &handle.file;
         let zeroes = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0;
+        if zeroes {
+            self.fs().commit_replacement(file.ino(), None);
+        }
         if zeroes && self.mapped.file(file.ino()).is_some() {
             // Checks the call and takes its space first: a call that fails, or that is repeated later for lack of space, must
             // zero nothing.

@@ -171,7 +171,8 @@ impl Control {
 
 /// The current batch of a shard, and its committer's controls.
 pub struct Commits {
-    /// An operation on names or attributes holds it shared, and the committer exclusively to seal. Taken before every other lock.
+    /// An operation on names or attributes holds it shared, and the committer exclusively to seal. Taken before every other lock but
+    /// `File::exclusive`.
     gate: RwLock<()>,
     batch: Mutex<Batch>,
     /// The number of changes in the batch. A long change counts as several (`Change::weight`).
@@ -449,7 +450,7 @@ impl Commits {
         self.weight.load(Ordering::Relaxed) + self.waiting.load(Ordering::Relaxed) < self.max
     }
 
-    /// Waits while the batch is too large. The caller holds no lock.
+    /// Waits while the batch is too large. The caller holds no lock but `File::exclusive`.
     pub fn wait_for_room(&self) {
         self.wait_until(|| self.has_room());
     }
@@ -465,7 +466,7 @@ impl Commits {
         self.removals.load(Ordering::Relaxed) > 0
     }
 
-    /// Waits while very many removed inodes wait for their batches. The caller holds no lock.
+    /// Waits while very many removed inodes wait for their batches. The caller holds no lock but `File::exclusive`.
     pub fn wait_for_removals(&self) {
         self.wait_until(|| self.has_room_for_removals());
     }

@@ -478,6 +478,14 @@ impl Core {
         })
     }
 
+    /// Waits until all operations on names and attributes of an inode's shard made so far are durable.
+    pub fn commit_names(&self, ino: Ino) -> Result<()> {
+        self.commit_shards_as(&mut std::iter::once(self.commits_of(ino)), &|done| Waiter {
+            needs: Needs::Names,
+            ..Waiter::for_all(done)
+        })
+    }
+
     /// Waits until all changes of the shards that take changes are durable.
     pub fn commit_working(&self) -> Result<()> {
         let shards = self.shards.iter().map(|shard| &shard.commits);

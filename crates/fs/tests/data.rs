@@ -747,6 +747,39 @@ fn reserved_space_follows_a_moved_file_and_is_freed() {
 }
 
 #[test]
+fn only_a_truncation_of_contents_that_no_batch_has_waits_for_a_commit_after_a_rename() {
+    let mount = Mount::new(64 << 20);
+    let replace = |len: usize, is_synced: bool| {
+        let (_, file) = mount.create("new");
+        mount.fs().begin_write(&file, 0, 64 * PAGE).unwrap();
+        mount.write(&file, 0, &pattern(8, len));
+        if is_synced {
+            mount.fsync(&file);
+        }
+        mount.fs().rename(ROOT, b"new", ROOT, b"f", 0).unwrap();
+        (file, mount.device.traffic().durable_writes)
+    };
+    drop(mount.durable("f", 3));
+    let commits = |before| mount.device.traffic().durable_writes - before;
+    // The space that was reserved ahead, and a longer file.
+    let (file, before) = replace(PAGE as usize, false);
+    mount.fs().release_reserved(&file, || false).unwrap();
+    mount.truncate(&file, 5 * PAGE);
+    assert_eq!((file.reserved_end_page(), commits(before)), (5, 0));
+    // A shorter file that is durable.
+    let (file, before) = replace(PAGE as usize, true);
+    mount.truncate(&file, 10);
+    assert_eq!(commits(before), 0);
+    // One that is not.
+    let (file, before) = replace(PAGE as usize, false);
+    mount.truncate(&file, 10);
+    assert!(commits(before) > 0);
+    let before = mount.device.traffic().durable_writes;
+    mount.truncate(&file, 5);
+    assert_eq!(commits(before), 0, "the batch of the name is durable");
+}
+
+#[test]
 fn a_new_inline_writer_waits_until_reserved_space_is_released() {
     let mount = Mount::new(64 << 20);
     let (_, file) = mount.create("f");

@@ -648,6 +648,51 @@ fn replacing_by_rename_leaves_the_old_or_the_new_contents_also_of_a_file_that_wa
     }
 }
 
+#[test]
+fn a_file_that_replaced_another_and_is_on_a_failed_device_since_can_be_truncated() {
+    let set = filled(false);
+    let mounted = try_mount(set.as_devices()).unwrap();
+    let fs = &mounted.fs;
+    let x = mounted.dir("x");
+    let room = mounted.synced(x, "room", 3).unwrap();
+    // Fills the first slice, but for what `room` has.
+    let filler = mounted.synced(x, "filler", 4).unwrap();
+    let mut at = BYTES as u64;
+    while fs.blocks_by_slice(filler.ino()).unwrap().len() == 1 {
+        fs.fallocate(&filler, 1, at, 1 << 16).unwrap();
+        at += 1 << 16;
+    }
+    fs.unlink(x, b"room").unwrap();
+    fs.close_file(&room);
+    fs.forget(room.ino(), 1);
+    drop(room);
+    fs.commit().unwrap();
+    let file = mounted.create(x, "new").unwrap();
+    mounted.write(&file, &pattern(8, BYTES)).unwrap();
+    fs.rename(x, b"new", x, b"old", 0).unwrap();
+    // The first slice has no block for what comes now.
+    mounted.write(&file, &pattern(9, 2 * BYTES)).unwrap();
+    let (sender, receiver) = channel();
+    let done = Box::new(move |result| sender.send(result).unwrap());
+    mounted.slices[0].sync(&file.object(), 0..u64::MAX, done);
+    receiver.recv().unwrap().unwrap();
+    assert_eq!(fs.blocks_by_slice(file.ino()).unwrap().len(), 2);
+    fail_second(&set, &mounted);
+    // The batch with the name.
+    mounted.fsync(&mounted.create(x, "other").unwrap()).unwrap();
+    let (sender, receiver) = channel();
+    let (truncated, ino) = (fs.clone(), file.ino());
+    std::thread::spawn(move || {
+        let size = jericho_fs::types::SetAttr {
+            size: Some(0),
+            ..Default::default()
+        };
+        sender.send(truncated.setattr(ino, size, CALLER)).unwrap();
+    });
+    let answer = receiver.recv_timeout(Duration::from_secs(60));
+    assert!(answer.is_ok(), "the truncation does not end");
+}
+
 /// Returns how many chunks of metadata the store of a slice has.
 fn chunks_of(mounted: &Mounted, slice: u16) -> usize {
     (mounted.volume.superblocks())

@@ -514,6 +514,10 @@ impl<'s, 'a> Sealing<'s, 'a> {
             self.cut(at).data.extend(data);
         }
         if lost.is_some() || strays != ShardSet::default() {
+            if lost.is_some() {
+                // No batch will have the contents, so a truncation must not wait for one that has them.
+                map.end_replacement();
+            }
             self.hold_images(inode.ino, true);
             return as_it_was(strays, lost);
         }

@@ -143,10 +143,7 @@ impl Fs {
         core.may_change_inode(file.ino())?;
         let (end, change) = check(mode, offset, len)?;
         let keep_size = mode & KEEP_SIZE != 0;
-        let _alone = match change {
-            ByteChange::Nothing => file.exclusive.write(),
-            ByteChange::Zero | ByteChange::Punch => self.exclusive_for_hold(file),
-        };
+        let _alone = self.exclusive_for_hold(file, || change != ByteChange::Nothing);
         let size = file.size();
         if change != ByteChange::Punch {
             let pages = offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES);

@@ -31,6 +31,7 @@ use crate::error::Result;
 use crate::fs::Fs;
 use crate::inode::File;
 use crate::times::now_ns;
+use crate::types::Ino;
 
 /// Number of runs that a thread changes under one hold of the map's lock, so that readers of the file and the thread that seals a batch
 /// do not wait long.
@@ -81,37 +82,60 @@ impl File {
     pub(crate) fn is_in_truncation(&self) -> bool {
         self.hold.load(Ordering::Acquire) > 0
     }
+
+    /// Returns whether no batch has the name yet with which the file has replaced another one.
+    fn waits_for_name(&self) -> bool {
+        self.map.read().is_replacement() && !self.inode.unlinked.load(Ordering::Acquire)
+    }
 }
 
 impl Fs {
-    /// Takes `exclusive` for a change that needs a `Hold`. If the file has replaced another one by rename, first waits for the batch with the
-    /// name: a batch that is sealed during a `Hold` would have the name without the contents.
-    pub(crate) fn exclusive_for_hold<'f>(&self, file: &'f Arc<File>) -> RwLockWriteGuard<'f, ()> {
+    /// Waits for the batch with the file's name if the file has replaced another one by rename, so that a truncation to `to` bytes, or a
+    /// punch (`None`), that follows need not wait while it holds up others.
+    pub fn commit_replacement(&self, ino: Ino, to: Option<u64>) {
+        let inode = self.core.table.get(ino);
+        let file = inode.and_then(|inode| inode.file.lock().clone());
+        let shortens = |file: &File| to.is_none_or(|to| to < file.size());
+        if let Some(file) = file.filter(|file| shortens(file) && file.waits_for_name()) {
+            // If it fails, the truncation tries again.
+            let _ = self.core.commit_names(file.ino());
+        }
+    }
+
+    /// Takes `exclusive` for a change that may need a `Hold`. If `needs_hold` and the file has replaced another one by rename, first waits for the
+    /// batch with the name: a batch that is sealed during a `Hold` would have the name without the contents.
+    pub(crate) fn exclusive_for_hold<'f>(
+        &self,
+        file: &'f Arc<File>,
+        needs_hold: impl Fn() -> bool,
+    ) -> RwLockWriteGuard<'f, ()> {
+        let mut has_failed = false;
         loop {
             let alone = file.exclusive.write();
             // No rename makes the file a replacement while this thread has `exclusive`.
-            let waits =
-                file.map.read().is_replacement() && !file.inode.unlinked.load(Ordering::Acquire);
-            if !waits {
+            if !needs_hold() || !file.waits_for_name() {
+                return alone;
+            }
+            if has_failed {
+                // The change goes on, because its space may be what the batch lacks.
+                file.map.write().end_replacement();
                 return alone;
             }
             drop(alone);
-            if self.core.commit_file(&file.inode).is_err() {
-                // The change goes on, because its space may be what the batch lacks.
-                file.map.write().end_replacement();
-            }
+            has_failed = self.core.commit_names(file.ino()).is_err();
         }
     }
 
     /// Sets a file's size. The times change even when the size does not.
     pub(crate) fn truncate(&self, file: &Arc<File>, size: u64) -> Result<()> {
-        let _alone = self.exclusive_for_hold(file);
+        let _alone = self.exclusive_for_hold(file, || size < file.size());
         let old = file.size();
         if size > old {
             self.clear_tail(file)?;
         }
         let end_page = file.end_page();
-        let _hold = Hold::new(&self.core, file);
+        // A batch may have the size before or after another change of it.
+        let _hold = (size < old).then(|| Hold::new(&self.core, file));
         {
             let mut meta = file.inode.meta.write();
             let now = now_ns();
@@ -121,12 +145,13 @@ impl Fs {
             file.set_size(size);
             file.note_truncated(size);
         }
-        if size == 0 && old > 0 {
-            file.note_replacing();
-        }
         if size >= old {
             // Space that is allocated beyond the old end stays, and reads as zeros.
+            self.core.mark_dirty(&file.inode);
             return Ok(());
+        }
+        if size == 0 {
+            file.note_replacing();
         }
         self.take_out(file, size.div_ceil(PAGE_BYTES)..end_page)?;
         let end = size.next_multiple_of(PAGE_BYTES);
@@ -161,7 +186,8 @@ impl Fs {
     }
 
     fn release_reserved_alone(&self, file: &Arc<File>, end: u64) -> Result<()> {
-        let _alone = self.exclusive_for_hold(file);
+        let is_clean = || file.first_dirty(end).is_none();
+        let _alone = self.exclusive_for_hold(file, || !is_clean());
         let reserved: Vec<Range<u64>> = {
             let map = file.map.read();
             let runs = map.extents.from(end);
@@ -176,7 +202,15 @@ impl Fs {
                 .map(|run| run.page.max(end)..run.end())
                 .collect()
         };
-        if reserved.is_empty() {
+        if is_clean() {
+            // No transfer of these pages is in flight, none begins before a write, and no batch has them.
+            let allocator = &self.core.allocator;
+            let mut map = file.map.write();
+            for pages in reserved {
+                let removed = map.take_out(pages, allocator);
+                map.release(&removed, allocator);
+            }
+            file.count_blocks(&map);
             return Ok(());
         }
         let _hold = Hold::new(&self.core, file);
@@ -196,7 +230,7 @@ impl Fs {
     }
 
     fn clear_behind_end_alone(&self, file: &Arc<File>) -> Result<()> {
-        let _alone = self.exclusive_for_hold(file);
+        let _alone = self.exclusive_for_hold(file, || true);
         let size = file.size();
         let _hold = Hold::new(&self.core, file);
         let mut at = size.div_ceil(PAGE_BYTES);

@@ -407,14 +407,19 @@ impl Core {
         let Some(file) = inode.file.lock().clone() else {
             return;
         };
+        let meta = inode.meta.read();
         let mut map = file.map.write();
+        if meta.stored && meta.committed_size == meta.rec.size && !map.has_changes() {
+            // The store has its contents, or will have them before the name.
+            return;
+        }
         // `write_replacement` has made it the size.
         let synced = file.synced_size.load(Ordering::Acquire);
         map.note_replacement(file.size().min(synced));
         let mut share = self.share_of_replacement(inode.ino);
         let before = share.steps();
         map.next_steps(&mut share);
-        drop(map);
+        drop((map, meta));
         self.commits_of(inode.ino).grown(before - share.steps());
     }
 
