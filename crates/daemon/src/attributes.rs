@@ -57,6 +57,7 @@ impl Mounted {
         let gives_privileges = set.perm.is_some_and(|perm| perm & 0o6000 != 0);
         let size = set.size;
         if let Some(bytes) = size {
+            // Before inline writers are locked out.
             self.fs().commit_replacement(ino, Some(bytes));
         }
         let set = || self.fs().setattr(ino, set, caller);

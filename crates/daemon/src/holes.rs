@@ -48,6 +48,7 @@ impl Mounted {
         let file = &handle.file;
         let zeroes = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0;
         if zeroes {
+            // Before inline writers are locked out.
             self.fs().commit_replacement(file.ino(), None);
         }
         if zeroes && self.mapped.file(file.ino()).is_some() {

@@ -44,11 +44,10 @@ use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::types::{Done, Ino, Kind, TARGET_MAX};
 
-/// A batch of this many changes is committed at once if its store has 128 MiB of memory. With less, as in the daemon, the number is smaller
-/// (`Store::limits_divisor`).
+/// Divided by `Store::limits_divisor`, this is the number of changes at which the committer seals a batch, but at most `FULL_AT_MAX`.
 const BATCH_CHANGES: usize = 32_768;
-/// The largest number, so that a segment of the journal has less than 1 MiB.
-const BATCH_CHANGES_MAX: usize = 4096;
+/// The journal segment of a batch with this many changes has less than 1 MiB.
+const FULL_AT_MAX: usize = 4096;
 /// This many removed inodes may wait for their batches at least.
 const REMOVALS_MAX_MIN: usize = 64;
 
@@ -171,8 +170,8 @@ impl Control {
 
 /// The current batch of a shard, and its committer's controls.
 pub struct Commits {
-    /// An operation on names or attributes holds it shared, and the committer exclusively to seal. Taken before every other lock but
-    /// `File::exclusive`.
+    /// An operation on names or attributes holds it shared, and the committer exclusively to seal. Taken before all locks but
+    /// `File::exclusive` and `Commits::cut`.
     gate: RwLock<()>,
     batch: Mutex<Batch>,
     /// The number of changes in the batch. A long change counts as several (`Change::weight`).
@@ -232,12 +231,12 @@ impl Drop for Gate<'_> {
 }
 
 impl Commits {
-    /// Makes an empty batch, to be committed every `interval_ms`. It holds at most a `divisor`th of the changes that it may hold with 128 MiB
-    /// of memory for the store (`Store::limits_divisor`), and at most twice `BATCH_CHANGES_MAX`.
+    /// Makes an empty batch, to be committed every `interval_ms`. The committer seals it at `BATCH_CHANGES / divisor` changes, at most
+    /// `FULL_AT_MAX`. Operations on names and attributes wait at four times the first number, at most twice the second one.
     pub fn new(interval_ms: u64, divisor: usize) -> Commits {
         let full_at = BATCH_CHANGES / divisor;
-        let max = (4 * full_at).min(2 * BATCH_CHANGES_MAX);
-        let full_at = full_at.min(BATCH_CHANGES_MAX);
+        let max = (4 * full_at).min(2 * FULL_AT_MAX);
+        let full_at = full_at.min(FULL_AT_MAX);
         Commits {
             full_at,
             step_pages: AtomicU64::new(0),

@@ -747,7 +747,7 @@ fn reserved_space_follows_a_moved_file_and_is_freed() {
 }
 
 #[test]
-fn only_a_truncation_of_contents_that_no_batch_has_waits_for_a_commit_after_a_rename() {
+fn after_a_rename_over_a_file_only_a_truncation_of_contents_that_no_batch_has_commits() {
     let mount = Mount::new(64 << 20);
     let replace = |len: usize, is_synced: bool| {
         let (_, file) = mount.create("new");
@@ -761,22 +761,42 @@ fn only_a_truncation_of_contents_that_no_batch_has_waits_for_a_commit_after_a_re
     };
     drop(mount.durable("f", 3));
     let commits = |before| mount.device.traffic().durable_writes - before;
-    // The space that was reserved ahead, and a longer file.
+    // The release of reserved space and a longer size commit nothing.
     let (file, before) = replace(PAGE as usize, false);
     mount.fs().release_reserved(&file, || false).unwrap();
     mount.truncate(&file, 5 * PAGE);
     assert_eq!((file.reserved_end_page(), commits(before)), (5, 0));
-    // A shorter file that is durable.
+    // Nor does a shorter size, if the contents are durable.
     let (file, before) = replace(PAGE as usize, true);
     mount.truncate(&file, 10);
     assert_eq!(commits(before), 0);
-    // One that is not.
+    // If they are not, it commits first.
     let (file, before) = replace(PAGE as usize, false);
     mount.truncate(&file, 10);
     assert!(commits(before) > 0);
     let before = mount.device.traffic().durable_writes;
     mount.truncate(&file, 5);
     assert_eq!(commits(before), 0, "the batch of the name is durable");
+}
+
+#[test]
+fn released_space_is_in_no_page_of_the_cache() {
+    let mount = Mount::new(64 << 20);
+    let (_, file) = mount.create("f");
+    mount.fs().begin_write(&file, 0, 64 * PAGE).unwrap();
+    mount.write(&file, 0, &pattern(8, PAGE as usize));
+    mount.fsync(&file);
+    let slice = &mount.slices[usize::from(file.layout().home())];
+    // As for a client that appends.
+    let (sender, receiver) = channel();
+    slice.get(&file.object(), 1, 16, Intent::Read, move |pinned| {
+        sender.send(pinned.map(drop)).unwrap();
+    });
+    receiver.recv().unwrap().unwrap();
+    let resident = || slice.resident_of(file.object_id(), 1..64).len();
+    assert_eq!(resident(), 16);
+    mount.fs().release_reserved(&file, || false).unwrap();
+    assert_eq!(resident(), 0);
 }
 
 #[test]

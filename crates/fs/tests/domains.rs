@@ -649,7 +649,7 @@ fn replacing_by_rename_leaves_the_old_or_the_new_contents_also_of_a_file_that_wa
 }
 
 #[test]
-fn a_file_that_replaced_another_and_is_on_a_failed_device_since_can_be_truncated() {
+fn a_truncation_ends_after_the_device_of_a_replacing_file_has_failed() {
     let set = filled(false);
     let mounted = try_mount(set.as_devices()).unwrap();
     let fs = &mounted.fs;

@@ -22,8 +22,8 @@ const KEEP_SIZE: i32 = 1;
 const PUNCH_HOLE: i32 = 2;
 /// Enough for more than two batches on a small volume.
 const EXTENTS: u64 = 250;
-/// Bytes that a truncation keeps of a file that replaces another one: a part of a page, so that it reads the page.
-const CUT: u64 = 1000;
+/// Bytes that a truncation keeps: a part of a page, so that it reads the page and changes it.
+const KEPT_PART: u64 = 1000;
 /// Bytes that a truncation keeps: a whole page, which is not changed then.
 const KEPT: u64 = PAGE;
 
@@ -295,7 +295,8 @@ fn record(mount: &mut Mount) -> Arc<PowerSupply> {
     supply
 }
 
-/// Makes the file "name" durable, and records the changes from then on. Returns the contents, and the number of the last change before.
+/// Makes the file "name" durable, and records the changes from then on. Returns the contents, the record, and the number of the last change
+/// before.
 fn named_then_recorded(mount: &mut Mount) -> (Vec<u8>, Arc<PowerSupply>, u64) {
     let contents = mount.read(&mount.durable("name", 3 * PAGE as usize));
     let supply = record(mount);
@@ -515,14 +516,13 @@ fn a_power_cut_after_a_rename_shows_what_the_file_had_then_whatever_was_written_
 
 #[test]
 fn a_power_cut_after_a_rename_and_a_truncation_shows_no_truncated_bytes() {
-    const KEPT_BYTES: usize = 1000;
     // On a volume with checksums the page with the new end gets another block, so it changes after the rename.
     let mut mount = Mount::summed(24 << 20);
     let renamed = mount.read(&mount.durable("new", 5 * PAGE as usize));
     let (old, supply, from) = named_then_recorded(&mut mount);
     let file = mount.open("new");
     mount.fs().rename(ROOT, b"new", ROOT, b"name", 0).unwrap();
-    mount.truncate(&file, KEPT_BYTES as u64);
+    mount.truncate(&file, KEPT_PART);
     mount.truncate(&file, renamed.len() as u64);
     // More than one batch takes.
     for page in (10..10 + 4 * EXTENTS).step_by(2) {
@@ -536,7 +536,7 @@ fn a_power_cut_after_a_rename_and_a_truncation_shows_no_truncated_bytes() {
         if found == old || found == renamed {
             return;
         }
-        let kept = found.len().min(KEPT_BYTES);
+        let kept = found.len().min(KEPT_PART as usize);
         assert!(found[..kept] == renamed[..kept], "{what}");
         let page = &found[kept..found.len().min(PAGE as usize)];
         assert!(
@@ -547,14 +547,14 @@ fn a_power_cut_after_a_rename_and_a_truncation_shows_no_truncated_bytes() {
     });
 }
 
-/// Truncates a file to `CUT` bytes, in a thread of its own. Calls `meanwhile` while the truncation reads the page with the new end from the
+/// Truncates a file to `KEPT_PART` bytes, in a thread of its own. Calls `meanwhile` while the truncation reads the page with the new end from the
 /// device, and then lets it end.
 fn during_a_truncation(mount: &Mount, file: &Arc<File>, meanwhile: impl FnOnce()) {
     write_back(mount, file);
     evict(mount, file);
     let [(begun, go)] = block(mount, Operation::Read, [1]);
     std::thread::scope(|scope| {
-        scope.spawn(|| mount.truncate(file, CUT));
+        scope.spawn(|| mount.truncate(file, KEPT_PART));
         begun.recv().unwrap();
         meanwhile();
         drop(go);
@@ -565,7 +565,7 @@ fn during_a_truncation(mount: &Mount, file: &Arc<File>, meanwhile: impl FnOnce()
 fn assert_replaced(mount: &Mount, from: u64, supply: &PowerSupply, [old, new]: [&[u8]; 2]) {
     cut_between(mount, from, supply.changes(), |mount, what| {
         let found = contents(mount, "name").unwrap();
-        let is_any = [old, new, &new[..CUT as usize]].contains(&&found[..]);
+        let is_any = [old, new, &new[..KEPT_PART as usize]].contains(&&found[..]);
         assert!(is_any, "{what}: {} bytes", found.len());
     });
 }
@@ -579,7 +579,7 @@ fn a_power_cut_during_a_truncation_after_a_rename_shows_the_old_or_the_new_file(
         let new = pattern(7, 20 * PAGE as usize);
         mount.write(&file, 0, &new);
         mount.fs().rename(ROOT, b"new", ROOT, b"name", 0).unwrap();
-        // The batch of the other file has the name, too.
+        // If the truncation did not commit the name first, this batch would have it.
         during_a_truncation(&mount, &file, || drop(mount.durable("other", 1)));
         mount.fs().commit().unwrap();
         assert_replaced(&mount, from, &supply, [&old, &new]);
@@ -587,7 +587,7 @@ fn a_power_cut_during_a_truncation_after_a_rename_shows_the_old_or_the_new_file(
 }
 
 #[test]
-fn a_rename_over_a_file_waits_for_the_end_of_a_truncation() {
+fn a_power_cut_after_a_rename_during_a_truncation_shows_the_old_or_the_new_file() {
     for new in [Mount::new, Mount::summed] {
         let mut mount = new(24 << 20);
         let (old, supply, from) = named_then_recorded(&mut mount);

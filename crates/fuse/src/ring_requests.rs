@@ -33,8 +33,8 @@ pub(crate) fn is_served_here(filesystem: &Jericho, header: &InHeader, received: 
             match parse(header, arguments, rest, &filesystem.agreed) {
                 Ok(Operation::SetAttr(args)) => !may_wait_for_writers(&args),
                 Ok(Operation::GetXattr { name, .. }) => !is_of_control(name),
-                // A new name: nothing to write back. The kernel locks both directories, so no other request makes the name meanwhile. A
-                // thread of the daemon could: then this thread waits for the evictor and for a truncation, which wait for no request.
+                // A new name: nothing to write back. The kernel locks both directories, so no other request makes the name meanwhile. If a
+                // thread of the daemon makes it, this thread waits for the evictor and for a truncation. Neither waits for a request.
                 Ok(Operation::Rename {
                     dir_to, name_to, ..
                 }) => !filesystem.mounted.fs().has_entry(dir_to, name_to),

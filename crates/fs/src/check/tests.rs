@@ -436,7 +436,7 @@ fn the_number_of_lost_and_found_is_above_the_mark_and_stays_below_the_next_one()
     assert_eq!(mark, Some(2 * step));
 }
 
-/// Gives a volume a feature that forbids changes to those who do not know it.
+/// Gives a volume a feature: a build that does not know it must not change the volume.
 fn forbid_changes(device: &Arc<MemoryDevice>) {
     let volume = opened(device);
     let change = volume

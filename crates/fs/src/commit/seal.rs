@@ -515,7 +515,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
         }
         if lost.is_some() || strays != ShardSet::default() {
             if lost.is_some() {
-                // No batch will have the contents, so a truncation must not wait for one that has them.
+                // A shard with blocks of the file has failed, so no batch can take the contents. A truncation would wait for ever.
                 map.end_replacement();
             }
             self.hold_images(inode.ino, true);

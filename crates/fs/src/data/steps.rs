@@ -31,8 +31,8 @@ impl Map {
         self.steps_of(&self.changed, share)
     }
 
-    /// Chooses the changes for the batch with the name of a replaced file: all, if a share suffices. Otherwise only those that the file had
-    /// when it replaced the other one, because later ones could use the share up.
+    /// Chooses the changes for the batch with the name of a replacing file: all, if they fit into the share. Otherwise only those that the file
+    /// had at the rename, because later changes could use the share up.
     pub fn next_steps_of_replacement(&self, share: impl Fn() -> Share) -> Steps {
         let all = self.next_steps(&mut share());
         let changed = match &self.replacement {
@@ -187,7 +187,7 @@ impl Map {
         });
     }
 
-    /// Has the next batch take the file's changes as those of any file.
+    /// Forgets the replacement: later batches treat the file like any other.
     pub fn end_replacement(&mut self) {
         self.replacement = None;
     }

@@ -3,7 +3,8 @@
 //! Meanwhile `hold` keeps batches from writing the file's size and extents, so the store changes directly from the state before
 //! to the state after. The steps:
 //!
-//! 1. Take `exclusive`, so that no thread reserves space for the file, and no rename replaces another file with it.
+//! 1. Take `exclusive`, so that no thread reserves space for the file, and no rename replaces another file with it. If it has replaced one, wait
+//!    until a batch has the name (`exclusive_for_hold`).
 //! 2. Set the size and remove pages from the extent map. Reads now return zeros.
 //! 3. The cache drops these pages and waits for their transfers. Afterwards no transfer to their blocks is in flight. If the
 //!    evictor chose a page before step 2 and placed it after step 2, the page is in the extent map again. Steps 2 and 3 are
@@ -17,6 +18,7 @@
 //! Zeroing a range takes the same steps, but in step 2 pages become unwritten and keep their blocks. It needs no space for
 //! pages that have blocks.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -83,27 +85,29 @@ impl File {
         self.hold.load(Ordering::Acquire) > 0
     }
 
-    /// Returns whether no batch has the name yet with which the file has replaced another one.
-    fn waits_for_name(&self) -> bool {
+    /// Returns whether the file has replaced another one by rename, still has a name, and is in no sealed batch since.
+    fn is_uncommitted_replacement(&self) -> bool {
         self.map.read().is_replacement() && !self.inode.unlinked.load(Ordering::Acquire)
     }
 }
 
 impl Fs {
-    /// Waits for the batch with the file's name if the file has replaced another one by rename, so that a truncation to `to` bytes, or a
-    /// punch (`None`), that follows need not wait while it holds up others.
+    /// Commits the name of a file that has replaced another one by rename, if a truncation to `to` bytes (`None`: a punch) would have to wait for
+    /// that. Call it before inline writers are locked out: otherwise they would wait for the commit, too. Ignores errors, because
+    /// the truncation tries again.
     pub fn commit_replacement(&self, ino: Ino, to: Option<u64>) {
         let inode = self.core.table.get(ino);
         let file = inode.and_then(|inode| inode.file.lock().clone());
         let shortens = |file: &File| to.is_none_or(|to| to < file.size());
-        if let Some(file) = file.filter(|file| shortens(file) && file.waits_for_name()) {
-            // If it fails, the truncation tries again.
+        if let Some(file) = file.filter(|file| shortens(file) && file.is_uncommitted_replacement())
+        {
             let _ = self.core.commit_names(file.ino());
         }
     }
 
     /// Takes `exclusive` for a change that may need a `Hold`. If `needs_hold` and the file has replaced another one by rename, first waits for the
-    /// batch with the name: a batch that is sealed during a `Hold` would have the name without the contents.
+    /// batch with the name: a batch that is sealed during a `Hold` would have the name without the contents. If that commit fails, the change goes on, and
+    /// a crash may show the name without the contents (docs/guarantees.md).
     pub(crate) fn exclusive_for_hold<'f>(
         &self,
         file: &'f Arc<File>,
@@ -113,11 +117,11 @@ impl Fs {
         loop {
             let alone = file.exclusive.write();
             // No rename makes the file a replacement while this thread has `exclusive`.
-            if !needs_hold() || !file.waits_for_name() {
+            if !needs_hold() || !file.is_uncommitted_replacement() {
                 return alone;
             }
             if has_failed {
-                // The change goes on, because its space may be what the batch lacks.
+                // The batch may lack the space that this change frees.
                 file.map.write().end_replacement();
                 return alone;
             }
@@ -128,13 +132,17 @@ impl Fs {
 
     /// Sets a file's size. The times change even when the size does not.
     pub(crate) fn truncate(&self, file: &Arc<File>, size: u64) -> Result<()> {
-        let _alone = self.exclusive_for_hold(file, || size < file.size());
-        let old = file.size();
+        let old = Cell::new(0);
+        let _alone = self.exclusive_for_hold(file, || {
+            old.set(file.size());
+            size < old.get()
+        });
+        let old = old.get();
         if size > old {
             self.clear_tail(file)?;
         }
         let end_page = file.end_page();
-        // A batch may have the size before or after another change of it.
+        // A longer size needs no `Hold`: a batch may have the old one or the new one.
         let _hold = (size < old).then(|| Hold::new(&self.core, file));
         {
             let mut meta = file.inode.meta.write();
@@ -203,19 +211,33 @@ impl Fs {
                 .collect()
         };
         if is_clean() {
-            // No transfer of these pages is in flight, none begins before a write, and no batch has them.
-            let allocator = &self.core.allocator;
-            let mut map = file.map.write();
-            for pages in reserved {
-                let removed = map.take_out(pages, allocator);
-                map.release(&removed, allocator);
-            }
-            file.count_blocks(&map);
-            return Ok(());
+            // The pages are clean and writers are locked out, so no transfer is in flight and none begins. No batch has the pages. So there is no need
+            // for a `Hold`.
+            return self.release_clean(file, reserved);
         }
         let _hold = Hold::new(&self.core, file);
         for pages in reserved {
             self.take_out(file, pages)?;
+        }
+        Ok(())
+    }
+
+    /// Removes reserved pages that are clean and beyond the end. The caller locks writers out.
+    fn release_clean(&self, file: &Arc<File>, reserved: Vec<Range<u64>>) -> Result<()> {
+        let allocator = &self.core.allocator;
+        let mut map = file.map.write();
+        for pages in &reserved {
+            let removed = map.take_out(pages.clone(), allocator);
+            map.release(&removed, allocator);
+        }
+        file.count_blocks(&map);
+        drop(map);
+        self.core.mark_dirty(&file.inode);
+        // A client may write a page in the cache without asking if that was said to have space (`Flags::BACKED`).
+        if let Some(cache) = file.cache() {
+            for pages in reserved {
+                wait(|done| cache.invalidate(file.object_id(), pages, done))?;
+            }
         }
         Ok(())
     }
@@ -230,10 +252,12 @@ impl Fs {
     }
 
     fn clear_behind_end_alone(&self, file: &Arc<File>) -> Result<()> {
-        let _alone = self.exclusive_for_hold(file, || true);
+        let first = || file.size().div_ceil(PAGE_BYTES);
+        let has_bytes = || self.written_behind(file, first()).is_some();
+        let _alone = self.exclusive_for_hold(file, has_bytes);
         let size = file.size();
-        let _hold = Hold::new(&self.core, file);
-        let mut at = size.div_ceil(PAGE_BYTES);
+        let _hold = has_bytes().then(|| Hold::new(&self.core, file));
+        let mut at = first();
         while let Some(pages) = self.written_behind(file, at) {
             at = pages.end;
             self.take_out(file, pages)?;

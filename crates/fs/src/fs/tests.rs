@@ -281,7 +281,7 @@ fn make_and_remove(fs: &Fs, cache: &Arc<Slice>, dir: Ino, name: &[u8]) {
 
 #[test]
 fn creations_without_a_sync_take_a_bounded_number_of_changes_and_rows_in_memory() {
-    /// With the least memory: a 64th of what a store with much memory takes.
+    /// The largest batch with the least memory.
     const CHANGES_MAX: usize = 4 * 32_768 / 64;
     const BYTES_MAX: u64 = (32 << 20) / 64;
     /// Changes of one creation.
@@ -305,7 +305,7 @@ fn creations_without_a_sync_take_a_bounded_number_of_changes_and_rows_in_memory(
         rows_max = rows_max.max(rows);
         changes_max = changes_max.max(shard.commits.changes());
     }
-    // An empty memory takes any batch, which has some named values besides.
+    // The store's memory takes a batch of any size if it is empty. Some rows of a batch, such as the mark of inode numbers, are no changes.
     assert!(
         rows_max > 0 && rows_max <= CHANGES_MAX + CREATION,
         "{rows_max} rows"

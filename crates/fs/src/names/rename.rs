@@ -35,8 +35,9 @@ struct Pair<'a> {
 enum Renamed {
     /// It is done. Has the inode that was replaced, if there was one.
     Done(Option<Arc<Inode>>),
-    /// Nothing is changed, because another thread has given the name to another file.
-    OtherFile,
+    /// Nothing is changed: a file that would replace another one is in memory and was not prepared, because a name has changed or another thread
+    /// has opened the file. The caller prepares the files and tries again.
+    Retry,
 }
 
 impl<'a> Pair<'a> {
@@ -107,7 +108,7 @@ impl Fs {
         }
     }
 
-    /// Renames. No truncation of `files` is in progress meanwhile: the batch with the name of a replaced file must have its contents.
+    /// Renames, while no truncation of `files` is in progress: the batch with the name of a replacing file must have its contents.
     fn rename_files(
         &self,
         (dir, name): (Ino, &[u8]),
@@ -116,7 +117,7 @@ impl Fs {
         files: &[Arc<File>],
     ) -> Result<Renamed> {
         let core = &self.core;
-        let _whole: Vec<_> = files.iter().map(|file| file.exclusive.read()).collect();
+        let _untruncated: Vec<_> = files.iter().map(|file| file.exclusive.read()).collect();
         let from = core.directory(dir)?;
         let to = core.directory(new_dir)?;
         let from = Side {
@@ -208,8 +209,8 @@ impl Core {
         Ok(ancestors)
     }
 
-    /// Renames in these gates. Returns `None` if it needs more of them. `files`: those of the files with these names that are in memory; no
-    /// truncation of them is in progress.
+    /// Renames in these gates. Returns `None` if the rename needs more gates. The caller holds `exclusive` of `files` shared, so none of them is being
+    /// truncated.
     fn rename(
         &self,
         gates: &Gates<'_>,
@@ -274,8 +275,8 @@ impl Core {
         ]
         .into_iter()
         .flatten();
-        if other.is_some() && !replacing.all(|ino| self.is_among(ino, files)) {
-            return Ok(Some(Renamed::OtherFile));
+        if other.is_some() && !replacing.all(|ino| self.is_prepared(ino, files)) {
+            return Ok(Some(Renamed::Retry));
         }
         let above = other.is_some_and(|(ino, _)| from_ancestors.contains(&ino));
         if is_exchange {
@@ -299,8 +300,8 @@ impl Core {
         Ok(Some(Renamed::Done(replaced)))
     }
 
-    /// Returns whether an inode has no contents in memory, or is one of these files.
-    fn is_among(&self, ino: Ino, files: &[Arc<File>]) -> bool {
+    /// Returns whether an inode is one of these files, or has no data side in memory.
+    fn is_prepared(&self, ino: Ino, files: &[Arc<File>]) -> bool {
         let inode = self.table.get(ino);
         let is_in_memory = inode.is_some_and(|inode| inode.file.lock().is_some());
         !is_in_memory || files.iter().any(|file| file.ino() == ino)
@@ -401,8 +402,8 @@ impl Core {
         Ok(())
     }
 
-    /// Has the batch with a file's name have all present changes of its extents, and its size, too. `write_replacement` has committed most
-    /// of them.
+    /// Makes the next batch, which has the file's new name, take all present changes of the file's extents, and its size. Does nothing if there are
+    /// none, because earlier batches have the contents. `write_replacement` has made sure that one batch can take them.
     fn note_replacement(&self, inode: &Arc<Inode>) {
         let Some(file) = inode.file.lock().clone() else {
             return;
@@ -410,10 +411,9 @@ impl Core {
         let meta = inode.meta.read();
         let mut map = file.map.write();
         if meta.stored && meta.committed_size == meta.rec.size && !map.has_changes() {
-            // The store has its contents, or will have them before the name.
             return;
         }
-        // `write_replacement` has made it the size.
+        // `write_replacement` has set `synced_size` to the file's size.
         let synced = file.synced_size.load(Ordering::Acquire);
         map.note_replacement(file.size().min(synced));
         let mut share = self.share_of_replacement(inode.ino);

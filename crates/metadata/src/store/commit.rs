@@ -89,8 +89,8 @@ impl Store {
         CACHE_BYTES.div_ceil(cache_bytes).clamp(1, DIVISOR_MAX)
     }
 
-    /// Returns the number by which the limit of a batch is divided, because the store has little memory or a short journal. With a
-    /// short journal, a `divisor`th of the rows that fit in memory takes at most half of it.
+    /// Returns the number by which the limit of a batch is divided, because the store has little memory or a short journal. The
+    /// rows of a full batch then take at most half of the journal, unless `DIVISOR_MAX` limits the number.
     pub fn limits_divisor(&self) -> usize {
         let batch_bytes = ROWS_MAX * WEIGHT_BYTES;
         let by_journal = match self.journal_bytes.load(Ordering::Relaxed) {
