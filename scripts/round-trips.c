@@ -1,6 +1,6 @@
-/* A library to preload (LD_PRELOAD). It has a program wait for a FUSE daemon before each fsync and fdatasync (ROUND_TRIPS=syncs), or before each pread and
- * pwrite, too (ROUND_TRIPS=all). So the program has the round trips of a FUSE filesystem, while a filesystem of the kernel serves it. The round
- * trip is an fdatasync of ROUND_TRIP_FILE, a file on a FUSE filesystem that nobody writes. */
+/* A library to preload (LD_PRELOAD). A program with it has the round trips of a FUSE filesystem, while a filesystem of the kernel serves it.
+ * ROUND_TRIPS=syncs: the library waits for a FUSE daemon before each fsync and fdatasync. ROUND_TRIPS=all: also before each pread and pwrite.
+ * A round trip is an fdatasync of ROUND_TRIP_FILE, a file that nobody writes, on a FUSE filesystem. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
