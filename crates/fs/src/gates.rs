@@ -58,7 +58,8 @@ impl Gates<'_> {
 impl Core {
     /// Starts an operation that changes names or attributes of these inodes only. All changes that it makes until the guard is
     /// dropped go into one batch of each shard, and these batches become durable together. May wait for the committer, so the caller
-    /// holds no lock but `File::exclusive`, which the committer never takes. Must not be nested. Changes of a file's contents do not use it: they only mark the inode dirty.
+    /// holds no lock but `File::exclusive`, which the committer never takes. Must not be nested. Changes of a file's contents do not use it:
+    /// they only mark the inode dirty.
     pub fn begin(&self, inos: &[Ino]) -> Result<Gates<'_>> {
         let map = self.shards.map();
         self.begin_in(inos.iter().map(|ino| map.of_ino(*ino)).collect())

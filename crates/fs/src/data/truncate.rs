@@ -210,6 +210,9 @@ impl Fs {
                 .map(|run| run.page.max(end)..run.end())
                 .collect()
         };
+        if reserved.is_empty() {
+            return Ok(());
+        }
         if is_clean() {
             // The pages are clean and writers are locked out, so no transfer is in flight and none begins. No batch has the pages. So there is no need
             // for a `Hold`.
