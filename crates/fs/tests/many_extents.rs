@@ -561,39 +561,37 @@ fn during_a_truncation(mount: &Mount, file: &Arc<File>, meanwhile: impl FnOnce()
     });
 }
 
-/// Fails unless the name has the old file after each power cut, or the new one: as it was renamed, or truncated.
-fn assert_replaced(mount: &Mount, from: u64, supply: &PowerSupply, [old, new]: [&[u8]; 2]) {
-    cut_between(mount, from, supply.changes(), |mount, what| {
-        let found = contents(mount, "name").unwrap();
-        let is_any = [old, new, &new[..KEPT_PART as usize]].contains(&&found[..]);
-        assert!(is_any, "{what}: {} bytes", found.len());
-    });
-}
-
-#[test]
-fn a_power_cut_during_a_truncation_after_a_rename_shows_the_old_or_the_new_file() {
+/// Makes a new file beside the file "name", and calls `act`, which renames it over "name" and truncates it. Fails unless the name has the old file
+/// after each power cut, or the new one: as it was renamed, or truncated.
+fn assert_replaced(act: impl Fn(&Mount, &Arc<File>)) {
     for new in [Mount::new, Mount::summed] {
         let mut mount = new(24 << 20);
         let (old, supply, from) = named_then_recorded(&mut mount);
         let (_, file) = mount.create("new");
         let new = pattern(7, 20 * PAGE as usize);
         mount.write(&file, 0, &new);
-        mount.fs().rename(ROOT, b"new", ROOT, b"name", 0).unwrap();
-        // If the truncation did not commit the name first, this batch would have it.
-        during_a_truncation(&mount, &file, || drop(mount.durable("other", 1)));
+        act(&mount, &file);
         mount.fs().commit().unwrap();
-        assert_replaced(&mount, from, &supply, [&old, &new]);
+        cut_between(&mount, from, supply.changes(), |mount, what| {
+            let found = contents(mount, "name").unwrap();
+            let is_any = [&old[..], &new, &new[..KEPT_PART as usize]].contains(&&found[..]);
+            assert!(is_any, "{what}: {} bytes", found.len());
+        });
     }
 }
 
 #[test]
+fn a_power_cut_during_a_truncation_after_a_rename_shows_the_old_or_the_new_file() {
+    assert_replaced(|mount, file| {
+        mount.fs().rename(ROOT, b"new", ROOT, b"name", 0).unwrap();
+        // If the truncation did not commit the name first, this batch would have it.
+        during_a_truncation(mount, file, || drop(mount.durable("other", 1)));
+    });
+}
+
+#[test]
 fn a_power_cut_after_a_rename_during_a_truncation_shows_the_old_or_the_new_file() {
-    for new in [Mount::new, Mount::summed] {
-        let mut mount = new(24 << 20);
-        let (old, supply, from) = named_then_recorded(&mut mount);
-        let (_, file) = mount.create("new");
-        let new = pattern(7, 20 * PAGE as usize);
-        mount.write(&file, 0, &new);
+    assert_replaced(|mount, file| {
         let (done, is_done) = channel();
         let rename = || {
             mount.fs().rename(ROOT, b"new", ROOT, b"name", 0).unwrap();
@@ -602,15 +600,13 @@ fn a_power_cut_after_a_rename_during_a_truncation_shows_the_old_or_the_new_file(
             done.send(()).unwrap();
         };
         std::thread::scope(|scope| {
-            during_a_truncation(&mount, &file, || {
+            during_a_truncation(mount, file, || {
                 scope.spawn(rename);
                 // Without the wait, the rename ends before the truncation.
                 _ = is_done.recv_timeout(Duration::from_millis(200));
             });
         });
-        mount.fs().commit().unwrap();
-        assert_replaced(&mount, from, &supply, [&old, &new]);
-    }
+    });
 }
 
 /// Fills the volume with one file, in runs. Returns the pages that it took.
