@@ -136,7 +136,8 @@ impl Fs {
     }
 
     /// Does what fallocate(2) does, for the modes 0, KEEP_SIZE 1, PUNCH_HOLE|KEEP_SIZE 3 and ZERO_RANGE 0x10 (| KEEP_SIZE).
-    /// Fails with EOPNOTSUPP for other modes. Waits for the cache when it drops pages. Fails with ENOSPC at once if the volume
+    /// Fails with EOPNOTSUPP for other modes. Waits for the cache when it drops pages, and before that for a commit
+    /// if the file has just replaced another one by rename. Fails with ENOSPC at once if the volume
     /// has no space now; see `with_space`.
     pub fn fallocate(&self, file: &Arc<File>, mode: i32, offset: u64, len: u64) -> Result<()> {
         let core = &self.core;

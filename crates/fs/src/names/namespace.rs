@@ -93,7 +93,8 @@ impl Fs {
         self.core.attr(&inode)
     }
 
-    /// Changes attributes (chmod, chown, utimens), and the size (truncate, which waits for the cache).
+    /// Changes attributes (chmod, chown, utimens), and the size (truncate, which waits for the cache, and for a commit if
+    /// the file has just replaced another one by rename).
     pub fn setattr(&self, ino: Ino, set: SetAttr, caller: Caller) -> Result<Attr> {
         let core = &self.core;
         core.may_change_inode(ino)?;
