@@ -1,6 +1,6 @@
 //! Bytes that outlive or leave a process: volume, shared memory, wire. No I/O.
 //!
-//! `docs/formats/volume.md` and `docs/formats/journal.md` specify the durable bytes. Tests compare the offsets on these pages with those
+//! `docs/formats/volume.md` and `docs/formats/journal.md` specify the durable bytes, and `docs/formats/wire.md` the frames. Tests compare the offsets on these pages with those
 //! of the structs here.
 #![forbid(unsafe_code)]
 
@@ -10,6 +10,7 @@ pub mod record;
 pub mod sums;
 pub mod superblock;
 pub mod threads;
+pub mod wire;
 
 /// Size of a block on a volume and of a page in a cache.
 pub const PAGE_BYTES: u64 = 4096;

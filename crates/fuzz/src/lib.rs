@@ -11,6 +11,7 @@ mod journal;
 mod requests;
 mod segments;
 mod volume;
+mod wire;
 
 pub use daemon::outcomes;
 
@@ -18,7 +19,7 @@ pub use daemon::outcomes;
 pub type Target = fn(&[u8]);
 
 /// All targets by name. `fuzz/fuzz_targets` has a program for each.
-pub const TARGETS: [(&str, Target); 11] = [
+pub const TARGETS: [(&str, Target); 12] = [
     ("label", volume::label),
     ("superblock", volume::superblock),
     ("image", volume::image),
@@ -30,6 +31,7 @@ pub const TARGETS: [(&str, Target); 11] = [
     ("admission", daemon::admission),
     ("control", daemon::control),
     ("kernel", requests::kernel),
+    ("wire", wire::wire),
 ];
 
 /// Runs one target.

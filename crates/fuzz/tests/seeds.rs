@@ -152,4 +152,4 @@ macro_rules! targets {
     };
 }
 
-targets!(label superblock image rows journal segments handshake calls admission control kernel);
+targets!(label superblock image rows journal segments handshake calls admission control kernel wire);

@@ -5,8 +5,8 @@
 //!
 //! `device` is the device, `image` its contents before and after a power cut, `history` the recorded changes of a device, `supply`
 //! the power of several devices, `set` devices that lose their power together, `plan` the planned faults, `hook` the test's code
-//! before an operation, `traffic` the numbers of operations, and `random` the generator of random numbers. `lines` is another tool for tests:
-//! it records the cache lines that parts of a program use.
+//! before an operation, `traffic` the numbers of operations, and `random` the generator of random numbers. Two more tools are for tests: `lines`
+//! records the cache lines that parts of a program use, and `wire` carries frames and loses some.
 
 #![forbid(unsafe_code)]
 
@@ -20,6 +20,7 @@ mod random;
 mod set;
 mod supply;
 mod traffic;
+mod wire;
 
 pub use device::{Logged, SimDevice};
 pub use plan::{Effect, Fault, FaultPlan, Operation};
@@ -27,3 +28,4 @@ pub use random::Random;
 pub use set::DeviceSet;
 pub use supply::PowerSupply;
 pub use traffic::Traffic;
+pub use wire::{Arrival, Wire, WireFaults};

@@ -1,0 +1,109 @@
+//! Frames to be sent, and random numbers.
+
+use jericho_format::wire::{FrameHeader, HEADER_BYTES};
+use zerocopy::IntoBytes;
+use zerocopy::byteorder::big_endian;
+
+use jericho_format::wire::Mac;
+
+/// Returns random numbers. The caller gives numbers that nobody can guess, except in tests.
+pub type Entropy = Box<dyn FnMut() -> u64 + Send>;
+
+/// One of this host's network interfaces.
+#[derive(Clone, Copy, Debug)]
+pub struct Link {
+    /// Its MAC address.
+    pub mac: Mac,
+    /// MTU in bytes, at least `wire::MTU_MIN`.
+    pub mtu: usize,
+    /// Frames of the largest size that its receive buffer holds.
+    pub credit: u16,
+}
+
+/// The payload of a frame to be sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// These bytes.
+    Bytes(Vec<u8>),
+    /// Bytes of a pool.
+    Pool {
+        /// Target: the session whose pool it is. Initiator: 0.
+        session: u64,
+        /// Offset in the pool.
+        offset_bytes: u64,
+        /// Length.
+        length_bytes: u32,
+    },
+}
+
+/// A frame to be sent. Its checksum is not set yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// Index of the link in the list that the initiator or target was made with.
+    pub link: u16,
+    /// Header, without the checksum.
+    pub header: FrameHeader,
+    /// Payload.
+    pub body: Body,
+    /// What the checksum begins with.
+    pub salt: u32,
+}
+
+impl Frame {
+    /// Returns a frame from a link to an address.
+    pub(crate) fn new(
+        (link, source): (u16, Mac),
+        destination: Mac,
+        ethertype: u16,
+        mut header: FrameHeader,
+        body: Body,
+    ) -> Frame {
+        (header.source, header.destination) = (source, destination);
+        header.ethertype = big_endian::U16::new(ethertype);
+        Frame {
+            link,
+            header,
+            body,
+            salt: 0,
+        }
+    }
+
+    /// Returns the bytes of the frame. `pool` is the pool of the body's session.
+    ///
+    /// # Panics
+    /// Panics if the body is not in the pool.
+    pub fn to_bytes(&self, pool: &[u8]) -> Vec<u8> {
+        let payload = match &self.body {
+            Body::Bytes(bytes) => bytes,
+            Body::Pool {
+                offset_bytes,
+                length_bytes,
+                ..
+            } => &pool[*offset_bytes as usize..][..*length_bytes as usize],
+        };
+        let mut header = self.header;
+        header.seal(self.salt, payload);
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + payload.len());
+        bytes.extend_from_slice(header.as_bytes());
+        bytes.extend_from_slice(payload);
+        bytes
+    }
+}
+
+/// Returns 16 random bytes.
+pub(crate) fn random_id(entropy: &mut Entropy) -> [u8; 16] {
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&entropy().to_le_bytes());
+    id[8..].copy_from_slice(&entropy().to_le_bytes());
+    id
+}
+
+/// Returns a random index that is not 0.
+pub(crate) fn random_index(entropy: &mut Entropy) -> u32 {
+    loop {
+        let index = (entropy() >> 32) as u32;
+        if index != 0 {
+            return index;
+        }
+    }
+}

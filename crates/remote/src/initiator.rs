@@ -1,0 +1,463 @@
+//! The initiator: frames, timers and requests in; frames and events out. No I/O, no clock and no threads.
+//!
+//! `Requests` has the requests, `Channel` the frames of a pair of links, and `Dial` the search for a target on a link. This file joins them.
+
+mod connect;
+mod send;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use jericho_format::wire::{
+    CompletionRecord, FrameHeader, Mac, NAME_BYTES, PLACE_BYTES, Refused, frame_kind, name_field,
+    payload_max_of, reason,
+};
+use zerocopy::FromBytes;
+use zerocopy::byteorder::little_endian::U64;
+
+use crate::Time;
+use crate::channel::{Channel, State};
+use crate::content::{Content, Name};
+use crate::dial::Dial;
+use crate::errno::{
+    EACCES, EBUSY, ECANCELED, EIO, ENOENT, ENOTUNIQ, EPROTO, EPROTONOSUPPORT, ESTALE,
+};
+use crate::frame::{Entropy, Frame, Link, random_id, random_index};
+use crate::operation::Operation;
+use crate::pages::Run;
+use crate::requests::{Event, POOL_PAGES_MIN, Requests};
+
+/// How long a channel is suspect before its link looks for a new one.
+const REDIAL_AFTER: Duration = Duration::from_secs(1);
+/// What an initiator connects to, and how.
+#[derive(Clone, Debug)]
+pub struct InitiatorConfig {
+    /// Name of the target's host; empty: any.
+    pub host: String,
+    /// Name of the export.
+    pub export: String,
+    /// Identifies the client. Sessions of one client replace each other.
+    pub client: [u8; 16],
+    /// Ethertype of the frames.
+    pub ethertype: u16,
+    /// Take the export from another client.
+    pub take_over: bool,
+    /// Keep what is not flushed, and send it again to a target that has lost it.
+    pub replay: bool,
+    /// Pages of the pool for the bytes of writes, at least 256.
+    pub pool_pages: u32,
+    /// How long requests wait for a target that does not answer. `None`: for ever.
+    pub dead_after: Option<Duration>,
+}
+
+/// What a target says of its export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attached {
+    /// Size of the device.
+    pub size_bytes: u64,
+    /// Whether writes are refused.
+    pub is_read_only: bool,
+}
+
+/// Why an initiator cannot go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Ended {
+    /// The export's name leads to two targets.
+    #[error("two targets offer it: {} and {}", mac_text(.0), mac_text(.1))]
+    TwoTargets(Mac, Mac),
+    /// Another client has the export.
+    #[error("another client uses it")]
+    InUse,
+    /// Another session has taken the export.
+    #[error("another session has taken it; what was not flushed may be lost")]
+    Fenced,
+    /// The target has no such export.
+    #[error("the target has no export of this name")]
+    NoSuchExport,
+    /// The client is not on the target's list.
+    #[error("the target does not allow this client")]
+    NotAllowed,
+    /// The target speaks other versions only.
+    #[error("the target speaks another version of the protocol")]
+    Version,
+    /// A frame broke a rule.
+    #[error("a frame broke a rule of the protocol")]
+    Protocol,
+    /// The initiator ended the session.
+    #[error("it was detached")]
+    Detached,
+}
+
+/// What the caller must do, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InitiatorOutput {
+    /// Send a frame.
+    Send(Frame),
+    /// Copy the bytes of the write with the tag to the pool.
+    Fill {
+        /// The request.
+        tag: u64,
+        /// Where.
+        run: Run,
+    },
+    /// A request has ended. The error is an errno.
+    Done {
+        /// The request.
+        tag: u64,
+        /// Its end.
+        result: Result<(), i32>,
+    },
+    /// A session has begun, or has got a further channel.
+    Attached(Attached),
+    /// Changes that the target may have lost are sent again.
+    Replay {
+        /// How many.
+        changes: u64,
+    },
+    /// No channel answers, or one answers again.
+    Reachable(bool),
+    /// The initiator cannot go on. All requests fail from now on.
+    Ended(Ended),
+}
+
+/// Where the payload of a frame must be copied before the outputs are performed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadPlace {
+    /// The request.
+    pub tag: u64,
+    /// Offset in its data.
+    pub at_bytes: u32,
+}
+
+#[derive(Debug)]
+struct LinkState {
+    link: Link,
+    dial: Dial,
+    channel: Option<Attachment>,
+    /// Instance and address of the target that answered last.
+    answered: Option<([u8; 16], Mac)>,
+}
+
+/// A channel and both indexes.
+#[derive(Debug)]
+struct Attachment {
+    channel: Channel<Content>,
+    peer: Mac,
+    own_index: u32,
+    peer_index: u32,
+    payload_max: u16,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Session {
+    id: [u8; 16],
+    /// Instance of the target, as far as an OFFER has told it.
+    target: [u8; 16],
+    salt: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Leaving {
+    No,
+    Closing { closes: u32, next: Time },
+    Left,
+}
+
+/// One use of an export.
+pub struct Initiator {
+    config: InitiatorConfig,
+    instance: [u8; 16],
+    host: [u8; NAME_BYTES],
+    export: [u8; NAME_BYTES],
+    entropy: Entropy,
+    links: Vec<LinkState>,
+    /// The link that sends next.
+    turn: usize,
+    session: Option<Session>,
+    requests: Requests,
+    /// When a channel was last known to work, or the first request after that was submitted.
+    alive: Time,
+    is_reachable: bool,
+    /// Requests fail at once, because no channel has answered for `dead_after`.
+    is_dead: bool,
+    leaving: Leaving,
+    outputs: VecDeque<InitiatorOutput>,
+}
+
+impl Initiator {
+    /// Returns an initiator that looks for its target on all links. Returns `None` if a name is too long, or a link's MTU is below
+    /// `wire::MTU_MIN`.
+    pub fn new(
+        config: InitiatorConfig,
+        links: &[Link],
+        mut entropy: Entropy,
+        now: Time,
+    ) -> Option<Initiator> {
+        let mut states = Vec::new();
+        for &link in links {
+            payload_max_of(link.mtu)?;
+            let mut dial = Dial::Idle;
+            dial.seek(now, random_index(&mut entropy));
+            states.push(LinkState {
+                link,
+                dial,
+                channel: None,
+                answered: None,
+            });
+        }
+        Some(Initiator {
+            instance: random_id(&mut entropy),
+            host: name_field(&config.host)?,
+            export: name_field(&config.export)?,
+            requests: Requests::new(config.pool_pages.max(POOL_PAGES_MIN), config.replay),
+            config,
+            entropy,
+            links: states,
+            turn: 0,
+            session: None,
+            alive: now,
+            is_reachable: false,
+            is_dead: false,
+            leaving: Leaving::No,
+            outputs: VecDeque::new(),
+        })
+    }
+
+    /// Takes a request. `InitiatorOutput::Done` has its tag.
+    pub fn submit(&mut self, now: Time, tag: u64, operation: Operation) {
+        if !self.requests.has_callers() {
+            self.alive = self.alive.max(now);
+        }
+        if self.is_dead {
+            let result = Err(EIO);
+            return self
+                .outputs
+                .push_back(InitiatorOutput::Done { tag, result });
+        }
+        self.requests.submit(tag, operation);
+        self.take_events();
+    }
+
+    /// Ends the session. The caller flushes first. Ends with `Ended::Detached`.
+    pub fn detach(&mut self, now: Time) {
+        if let Leaving::No = self.leaving {
+            self.leaving = Leaving::Closing {
+                closes: 0,
+                next: now,
+            };
+            for state in &mut self.links {
+                state.dial = Dial::Idle;
+            }
+        }
+    }
+
+    /// Returns the next output.
+    pub fn next_output(&mut self) -> Option<InitiatorOutput> {
+        self.outputs.pop_front()
+    }
+
+    /// Takes a frame that arrived on a link. Returns where its payload must be copied, before the outputs are performed. The payload
+    /// begins at `wire::HEADER_BYTES` and has `FrameHeader::payload_bytes`.
+    pub fn on_frame(&mut self, now: Time, link: u16, frame: &[u8]) -> Option<ReadPlace> {
+        let (header, payload) = FrameHeader::split(frame)?;
+        let state = self.links.get_mut(usize::from(link))?;
+        if header.ethertype.get() != self.config.ethertype || header.destination != state.link.mac {
+            return None;
+        }
+        if matches!(
+            header.kind,
+            frame_kind::OFFER | frame_kind::ACCEPT | frame_kind::REFUSED
+        ) {
+            if header.is_sealed(0, payload) {
+                self.on_answer(now, link, &header, payload);
+            }
+            return None;
+        }
+        let attachment = state.channel.as_mut()?;
+        let salt = self.session?.salt;
+        if attachment.own_index != header.index.get()
+            || payload.len() > usize::from(attachment.payload_max)
+            || !header.is_sealed(salt, payload)
+        {
+            return None;
+        }
+        let mut lost = Vec::new();
+        let more = match header.kind {
+            frame_kind::COMPLETIONS | frame_kind::DATA | frame_kind::PING | frame_kind::CLOSE => {
+                [].as_slice()
+            }
+            frame_kind::ACK => <[U64]>::ref_from_bytes(payload).ok()?,
+            _ => return None,
+        };
+        let is_new = attachment.channel.on_frame(now, &header);
+        let acks = attachment.channel.on_acks(now, &header, more, &mut lost);
+        lost.into_iter()
+            .for_each(|content| self.requests.lost(content));
+        if acks.is_err() {
+            self.end(now, Ended::Protocol);
+            return None;
+        }
+        self.answers(now);
+        let place = match is_new {
+            true => self.on_content(now, &header, payload),
+            false => None,
+        };
+        self.take_events();
+        place
+    }
+
+    /// Does what is due, and sends what can be sent.
+    pub fn poll(&mut self, now: Time) {
+        if let Leaving::Left = self.leaving {
+            return;
+        }
+        self.leave(now);
+        for link in 0..self.links.len() {
+            self.on_link_timer(now, link);
+        }
+        let was_reachable = self.is_reachable;
+        self.is_reachable = self
+            .links
+            .iter()
+            .any(|state| is_up(&state.channel).is_some());
+        if self.is_reachable != was_reachable {
+            self.outputs
+                .push_back(InitiatorOutput::Reachable(self.is_reachable));
+        }
+        if self.dies_at().is_some_and(|time| time <= now) {
+            self.is_dead = true;
+            self.requests.fail_all(EIO);
+        }
+        self.take_events();
+        self.transmit(now);
+    }
+
+    /// Returns when `poll` should be called next, if no frame arrives and no request is submitted.
+    pub fn timer(&self) -> Option<Time> {
+        if let Leaving::Left = self.leaving {
+            return None;
+        }
+        let mut timers: Vec<Time> = Vec::new();
+        for state in &self.links {
+            timers.extend(state.dial.timer());
+            if let Some(attachment) = &state.channel {
+                timers.extend(attachment.channel.timer());
+                let waits = self.requests.is_active();
+                timers.extend(attachment.channel.silent_at().filter(|_| waits));
+                if let (State::Suspect { since, .. }, Dial::Idle, Leaving::No) =
+                    (attachment.channel.state(), &state.dial, self.leaving)
+                {
+                    timers.push(since + REDIAL_AFTER);
+                }
+            }
+        }
+        if let Leaving::Closing { next, .. } = self.leaving {
+            timers.push(next);
+        }
+        timers.extend(self.dies_at());
+        timers.into_iter().min()
+    }
+
+    /// Returns when the requests of callers fail, if no channel answers until then.
+    fn dies_at(&self) -> Option<Time> {
+        let after = self.config.dead_after?;
+        let waits = !self.is_reachable && self.requests.has_callers();
+        waits.then_some(self.alive + after)
+    }
+
+    /// Notes that the target answers.
+    fn answers(&mut self, now: Time) {
+        (self.alive, self.is_dead) = (now, false);
+    }
+
+    fn take_events(&mut self) {
+        while let Some(event) = self.requests.next_event() {
+            self.outputs.push_back(match event {
+                Event::Fill { tag, run } => InitiatorOutput::Fill { tag, run },
+                Event::Done { tag, result } => InitiatorOutput::Done { tag, result },
+                Event::Replay { changes } => InitiatorOutput::Replay { changes },
+            });
+        }
+    }
+
+    fn end(&mut self, now: Time, why: Ended) {
+        if let Leaving::Left = self.leaving {
+            return;
+        }
+        if let Ended::Protocol = why {
+            self.send_close(now, reason::PROTOCOL);
+        }
+        self.leaving = Leaving::Left;
+        for state in &mut self.links {
+            (state.dial, state.channel) = (Dial::Idle, None);
+        }
+        self.requests.stop(match why {
+            Ended::TwoTargets(..) => ENOTUNIQ,
+            Ended::InUse => EBUSY,
+            Ended::Fenced => ESTALE,
+            Ended::NoSuchExport => ENOENT,
+            Ended::NotAllowed => EACCES,
+            Ended::Version => EPROTONOSUPPORT,
+            Ended::Protocol => EPROTO,
+            Ended::Detached => ECANCELED,
+        });
+        self.take_events();
+        self.outputs.push_back(InitiatorOutput::Ended(why));
+    }
+
+    /// Takes COMPLETIONS, DATA or CLOSE of the session.
+    fn on_content(&mut self, now: Time, header: &FrameHeader, payload: &[u8]) -> Option<ReadPlace> {
+        match header.kind {
+            frame_kind::COMPLETIONS => {
+                let Ok(records) = <[CompletionRecord]>::ref_from_bytes(payload) else {
+                    self.end(now, Ended::Protocol);
+                    return None;
+                };
+                for record in records {
+                    self.requests.on_completion(*record);
+                }
+                None
+            }
+            frame_kind::DATA => {
+                let name = Name {
+                    slot: header.slot.get(),
+                    sequence: header.sequence.get(),
+                };
+                let place = header.place.get();
+                match self.requests.on_data(name, place, payload.len()) {
+                    Ok(tag) => tag.map(|tag| ReadPlace {
+                        tag,
+                        at_bytes: u32::from(place) * PLACE_BYTES,
+                    }),
+                    Err(()) => {
+                        self.end(now, Ended::Protocol);
+                        None
+                    }
+                }
+            }
+            frame_kind::CLOSE => {
+                if let Ok((refused, _)) = Refused::read_from_prefix(payload) {
+                    match refused.reason.get() {
+                        reason::FENCED => self.end(now, Ended::Fenced),
+                        reason::PROTOCOL => self.end(now, Ended::Protocol),
+                        // The links find the target again, or another one in its place.
+                        _ => {}
+                    }
+                }
+                None
+            }
+            _ => None,
+        }
+    }
+}
+
+fn is_up(channel: &Option<Attachment>) -> Option<&Attachment> {
+    let is_up = |attachment: &&Attachment| attachment.channel.state() == State::Up;
+    channel.as_ref().filter(is_up)
+}
+
+/// Returns a MAC address as text.
+fn mac_text(mac: &Mac) -> String {
+    let bytes: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
+    bytes.join(":")
+}

@@ -1,0 +1,44 @@
+//! The protocol between an initiator, which uses a device, and a target, which has it, over raw Ethernet. `docs/formats/wire.md` specifies
+//! it. This crate does no I/O: frames, times and calls come in, and frames and effects go out. So the same code runs on sockets, on a
+//! simulated wire, and under a fuzzer.
+//!
+//! # Layers
+//! A module uses modules of its own layer and of the layers above it.
+#![forbid(unsafe_code)]
+
+// Values and sets.
+mod content;
+mod cookie;
+mod errno;
+mod frame;
+mod operation;
+mod pages;
+mod pieces;
+mod ranges;
+
+// A pair of links: numbers, acknowledgements, loss, window.
+mod channel;
+mod dial;
+mod received;
+mod round_trip;
+mod window;
+
+// The requests of a session, on either side, without frames.
+mod export;
+mod log;
+mod requests;
+mod slots;
+
+// The two sides.
+mod initiator;
+mod target;
+
+/// A time, as the duration since any fixed moment. The caller has the clock.
+pub type Time = std::time::Duration;
+
+pub use export::{ExportConfig, Owner};
+pub use frame::{Body, Entropy, Frame, Link};
+pub use initiator::{Attached, Ended, Initiator, InitiatorConfig, InitiatorOutput, ReadPlace};
+pub use operation::{Action, Operation};
+pub use pages::Run;
+pub use target::{PoolPlace, Target, TargetConfig, TargetOutput, Work, WorkError};

@@ -1,0 +1,332 @@
+//! How sessions and channels begin at a target: section *Sessions* of `docs/formats/wire.md`.
+
+use std::time::Duration;
+
+use jericho_format::wire::{
+    Accept, CHANNELS_MAX, FLAG_CONTINUES, FLAG_READ_ONLY, FLAG_RESUMES, FLAG_TAKE_OVER,
+    FrameHeader, Handshake, Hello, Mac, NAME_BYTES, Offer, WIRE_MAGIC, WIRE_VERSION, frame_kind,
+    payload_max_of, reason,
+};
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::{Attachment, Target, TargetOutput, refused};
+use crate::Time;
+use crate::channel::{Channel, State};
+use crate::export::{Export, Owner, Pending};
+use crate::frame::{Body, Frame, random_index};
+
+/// How long a channel that does not answer sends PING.
+const QUIET_AFTER: Duration = Duration::from_secs(10);
+/// Largest payloads that a channel may have.
+const PAYLOADS: [u16; 3] = [1408, 4096, 8192];
+/// Answers to unknown indexes in a second.
+const UNKNOWN_MAX: u32 = 100;
+
+impl Target {
+    /// Takes HELLO or HANDSHAKE.
+    pub(super) fn on_outside(
+        &mut self,
+        now: Time,
+        link: u16,
+        header: &FrameHeader,
+        payload: &[u8],
+    ) {
+        match header.kind {
+            frame_kind::HELLO => {
+                let Ok((hello, _)) = Hello::read_from_prefix(payload) else {
+                    return;
+                };
+                if hello.magic == WIRE_MAGIC {
+                    self.on_hello(now, link, header, &hello);
+                }
+            }
+            frame_kind::HANDSHAKE => {
+                let Ok((handshake, _)) = Handshake::read_from_prefix(payload) else {
+                    return;
+                };
+                if handshake.magic == WIRE_MAGIC {
+                    self.on_handshake(now, (link, header.source), &handshake);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn on_hello(&mut self, now: Time, link: u16, header: &FrameHeader, hello: &Hello) {
+        let any = [0; NAME_BYTES];
+        if hello.host != any && hello.host != self.host {
+            return;
+        }
+        let speaks = (hello.version_min..=hello.version_max).contains(&WIRE_VERSION);
+        for export in 0..self.exports.len() {
+            let known = &self.exports[export];
+            let is_asked = match hello.export == any {
+                true => !known.config.is_hidden,
+                false => hello.export == known.name,
+            };
+            if !is_asked {
+                continue;
+            }
+            let mut offer = Offer::new_zeroed();
+            offer.magic = WIRE_MAGIC;
+            offer.version = if speaks { WIRE_VERSION } else { 0 };
+            offer.flags = U16::new(u16::from(known.config.is_read_only) * FLAG_READ_ONLY);
+            let generation = (export, known.generation);
+            offer.cookie = self.cookies.give(now, (link, header.source), generation);
+            (offer.target, offer.host, offer.export) = (self.instance, self.host, known.name);
+            let body = offer.as_bytes().to_vec();
+            let to = (link, header.source);
+            self.send_outside(to, hello.index.get(), frame_kind::OFFER, body);
+        }
+    }
+
+    /// Takes a HANDSHAKE: rules 12 to 14.
+    pub(super) fn on_handshake(&mut self, now: Time, who: (u16, Mac), handshake: &Handshake) {
+        let named = |export: &Export| export.name == handshake.export;
+        let Some(at) = self.exports.iter().position(named) else {
+            return self.refuse(who, handshake, reason::NO_SUCH_EXPORT);
+        };
+        if let Some((number, index)) = self.repeated(at, who, handshake) {
+            return self.accept(number, index);
+        }
+        let export = &self.exports[at];
+        let resumes = handshake.flags.get() & FLAG_RESUMES != 0;
+        let is_last = |owner: Owner| owner.instance == handshake.instance;
+        if resumes && !export.config.last_owner.is_some_and(is_last) {
+            // It must not take the export back from the session that came after it.
+            return self.refuse(who, handshake, reason::FENCED);
+        }
+        let is_repeated = |pending: &Pending| {
+            pending.handshake.instance == handshake.instance
+                && pending.handshake.index == handshake.index
+        };
+        if export.pending.as_ref().is_some_and(is_repeated) {
+            return self.refuse(who, handshake, reason::WAITING);
+        }
+        let generation = (at, export.generation);
+        if !self.cookies.accept(&handshake.cookie, now, who, generation) {
+            return;
+        }
+        let payload_max = handshake.payload_max.get();
+        let is_possible = PAYLOADS.contains(&payload_max) && handshake.index.get() != 0;
+        if handshake.version != WIRE_VERSION {
+            return self.refuse(who, handshake, reason::VERSION);
+        } else if !is_possible {
+            return self.refuse(who, handshake, reason::PROTOCOL);
+        }
+        let takes_over = handshake.flags.get() & FLAG_TAKE_OVER != 0;
+        if let Some(pending) = &export.pending {
+            // It asks again, and then replaces the session that begins now.
+            let replaces = pending.handshake.client == handshake.client || takes_over;
+            let reason = match replaces {
+                true => reason::WAITING,
+                false => reason::IN_USE,
+            };
+            return self.refuse(who, handshake, reason);
+        }
+        let owner = export.owner;
+        let session = owner.and_then(|number| Some((number, self.sessions.get(&number)?)));
+        match session {
+            Some((number, session)) if session.instance == handshake.instance => {
+                match self.add_channel(number, handshake, who) {
+                    true => self.transmit(now, number),
+                    false => self.refuse(who, handshake, reason::WAITING),
+                }
+            }
+            Some((number, session)) => {
+                if session.client != handshake.client && !takes_over {
+                    return self.refuse(who, handshake, reason::IN_USE);
+                }
+                self.set_pending(at, who, handshake);
+                self.refuse(who, handshake, reason::WAITING);
+                self.fence(now, number, reason::FENCED);
+            }
+            None => {
+                // Before a restart of the target another client had the export, and may come back with what it has not flushed.
+                let is_others =
+                    |owner: Owner| owner.is_attached && owner.client != handshake.client;
+                if export.config.last_owner.is_some_and(is_others) && !takes_over {
+                    return self.refuse(who, handshake, reason::IN_USE);
+                }
+                self.set_pending(at, who, handshake);
+                self.record_if_free(at);
+            }
+        }
+    }
+
+    pub(super) fn set_pending(
+        &mut self,
+        export: usize,
+        (link, mac): (u16, Mac),
+        handshake: &Handshake,
+    ) {
+        let export = &mut self.exports[export];
+        export.generation += 1;
+        export.pending = Some(Pending {
+            handshake: *handshake,
+            link,
+            mac,
+            is_recording: false,
+        });
+    }
+
+    /// Returns the session and the index of a channel that an earlier copy of the HANDSHAKE made. The channel takes the smaller payload of
+    /// a later copy: the answer with the larger one did not arrive.
+    pub(super) fn repeated(
+        &mut self,
+        export: usize,
+        (link, mac): (u16, Mac),
+        handshake: &Handshake,
+    ) -> Option<(u64, u32)> {
+        let number = self.exports[export].owner?;
+        let session = self.sessions.get_mut(&number)?;
+        if session.instance != handshake.instance {
+            return None;
+        }
+        let is_same = |channel: &&mut Attachment| {
+            channel.peer_index == handshake.index.get()
+                && (channel.link, channel.peer) == (link, mac)
+        };
+        let channel = session.channels.iter_mut().find(is_same)?;
+        let payload_max = handshake.payload_max.get();
+        if PAYLOADS.contains(&payload_max) {
+            channel.payload_max = channel.payload_max.min(payload_max);
+        }
+        Some((number, channel.own_index))
+    }
+
+    /// Records the next owner, if no session has the export and none that had it executes an operation.
+    pub(super) fn record_if_free(&mut self, at: usize) {
+        let is_busy = self.sessions.values().any(|session| session.export == at);
+        let export = &mut self.exports[at];
+        if is_busy {
+            return;
+        }
+        if let Some(pending) = &mut export.pending
+            && !pending.is_recording
+        {
+            pending.is_recording = true;
+            let owner = Owner {
+                client: pending.handshake.client,
+                instance: pending.handshake.instance,
+                is_attached: true,
+            };
+            let export = at;
+            let output = TargetOutput::RecordOwner { export, owner };
+            self.outputs.push_back(output);
+        }
+    }
+
+    /// Adds a channel to a session, and sends ACCEPT. Returns `false` if the session has too many.
+    pub(super) fn add_channel(
+        &mut self,
+        number: u64,
+        handshake: &Handshake,
+        (link, peer): (u16, Mac),
+    ) -> bool {
+        let own_index = loop {
+            let index = random_index(&mut self.entropy);
+            if !self.indexes.contains_key(&index) {
+                break index;
+            }
+        };
+        let Some(session) = self.sessions.get_mut(&number) else {
+            return false;
+        };
+        let is_replaced = |channel: &Attachment| channel.peer_index == handshake.replaces.get();
+        let is_silent = |channel: &Attachment| channel.channel.state() != State::Up;
+        let mut ends = session.channels.iter().position(is_replaced);
+        if ends.is_none() && session.channels.len() >= CHANNELS_MAX {
+            ends = session.channels.iter().position(is_silent);
+            if ends.is_none() {
+                return false;
+            }
+        }
+        if let Some(ends) = ends {
+            let mut old = session.channels.remove(ends);
+            self.indexes.remove(&old.own_index);
+            let mut lost = Vec::new();
+            old.channel.take_content(&mut lost);
+            lost.into_iter()
+                .for_each(|content| session.slots.lost(content));
+        }
+        let own = self.links[usize::from(link)];
+        let link_max = payload_max_of(own.mtu).unwrap_or(u16::MAX);
+        session.channels.push(Attachment {
+            channel: Channel::new(handshake.credit.get(), own.credit, Some(QUIET_AFTER)),
+            link,
+            peer,
+            own_index,
+            peer_index: handshake.index.get(),
+            payload_max: handshake.payload_max.get().min(link_max),
+        });
+        self.indexes.insert(own_index, number);
+        self.accept(number, own_index);
+        true
+    }
+
+    /// Sends ACCEPT for a channel.
+    pub(super) fn accept(&mut self, number: u64, own_index: u32) {
+        let session = &self.sessions[&number];
+        let of_index = |channel: &&Attachment| channel.own_index == own_index;
+        let Some(channel) = session.channels.iter().find(of_index) else {
+            return;
+        };
+        let export = &self.exports[session.export];
+        let mut accept = Accept::new_zeroed();
+        accept.magic = WIRE_MAGIC;
+        accept.version = WIRE_VERSION;
+        accept.flags = U16::new(
+            u16::from(export.config.is_read_only) * FLAG_READ_ONLY
+                + u16::from(session.continues) * FLAG_CONTINUES,
+        );
+        accept.index = U32::new(own_index);
+        (accept.instance, accept.session) = (session.instance, session.id);
+        accept.size_bytes = U64::new(export.config.size_bytes);
+        accept.verifier = U64::new(export.verifier);
+        accept.salt = U32::new(session.salt);
+        accept.pool_pages = U32::new(self.config.pool_pages);
+        accept.slots = U16::new(self.config.slots);
+        accept.credit = U16::new(self.links[usize::from(channel.link)].credit);
+        accept.payload_max = U16::new(channel.payload_max);
+        let mut body = accept.as_bytes().to_vec();
+        body.resize(channel.payload_max.into(), 0);
+        let (to, index) = ((channel.link, channel.peer), channel.peer_index);
+        self.send_outside(to, index, frame_kind::ACCEPT, body);
+    }
+
+    pub(super) fn refuse(&mut self, who: (u16, Mac), handshake: &Handshake, reason: u16) {
+        let index = handshake.index.get();
+        let body = refused(reason, index).as_bytes().to_vec();
+        self.send_outside(who, index, frame_kind::REFUSED, body);
+    }
+
+    /// Answers a frame with an index that no session has: rule 17.
+    pub(super) fn on_unknown(&mut self, now: Time, link: u16, header: &FrameHeader) {
+        if self.unknown.0 != now.as_secs() {
+            self.unknown = (now.as_secs(), 0);
+        }
+        if self.unknown.1 >= UNKNOWN_MAX {
+            return;
+        }
+        self.unknown.1 += 1;
+        let refused = refused(reason::UNKNOWN_INDEX, header.index.get());
+        let body = refused.as_bytes().to_vec();
+        self.send_outside((link, header.source), 0, frame_kind::REFUSED, body);
+    }
+
+    pub(super) fn send_outside(
+        &mut self,
+        (link, to): (u16, Mac),
+        index: u32,
+        kind: u8,
+        body: Vec<u8>,
+    ) {
+        let mut header = FrameHeader::new(kind, body.len());
+        header.index = U32::new(index);
+        let from = (link, self.links[usize::from(link)].mac);
+        let frame = Frame::new(from, to, self.config.ethertype, header, Body::Bytes(body));
+        self.outputs.push_back(TargetOutput::Send(frame));
+    }
+}

@@ -1,0 +1,179 @@
+//! Random sequences of requests, faults of the wire, and resets. `JERICHO_WIRE_CASES` sets their number, and `JERICHO_WIRE_SEED` the first seed.
+
+use std::time::Duration;
+
+use jericho_remote::Action;
+use jericho_sim::{Random, WireFaults};
+
+use crate::world::{Settings, World};
+
+fn number_of(variable: &str, otherwise: u64) -> u64 {
+    let set = std::env::var(variable);
+    set.map_or(otherwise, |text| text.parse().expect("a number"))
+}
+
+/// Runs a test for each seed. The message of a failure has the seed.
+fn for_each_seed(cases: u64, test: fn(u64)) {
+    let first = number_of("JERICHO_WIRE_SEED", 1);
+    let cases = number_of("JERICHO_WIRE_CASES", cases);
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            scope.spawn(move || {
+                for seed in (first + thread..first + cases).step_by(threads as usize) {
+                    let result = std::panic::catch_unwind(|| test(seed));
+                    assert!(
+                        result.is_ok(),
+                        "JERICHO_WIRE_SEED={seed} JERICHO_WIRE_CASES=1"
+                    );
+                }
+            });
+        }
+    });
+}
+
+fn random_faults(random: &mut Random) -> WireFaults {
+    // Half of the wires are good in each respect.
+    let mut chance = |most: u64| random.below(2) * random.below(most);
+    WireFaults {
+        loss: chance(50_000),
+        repetition: chance(100_000),
+        damage: chance(20_000),
+        overtaking: chance(200_000),
+        holding: chance(10_000),
+        delay: Duration::from_micros(5),
+        longest_bytes: 0,
+    }
+}
+
+fn random_settings(random: &mut Random) -> Settings {
+    let links = 1 + random.below(3);
+    Settings {
+        links: (0..links).map(|_| random_faults(random)).collect(),
+        mtu: [1500, 4200, 9000][random.below(3) as usize],
+        slots: [1, 4, 64][random.below(3) as usize],
+        pool_pages: [256, 300, 1024][random.below(3) as usize],
+        credit: [4, 64, 500][random.below(3) as usize],
+        blocks: 48,
+        ..Settings::default()
+    }
+}
+
+/// Submits a random request.
+fn submit(world: &mut World, host: usize) -> u64 {
+    let blocks = world.settings.blocks as u64;
+    let count = match world.random.below(10) {
+        0 => 1 + world.random.below(blocks),
+        _ => 1 + world.random.below(3),
+    };
+    let block = world.random.below(blocks - count + 1);
+    let is_durable = world.random.below(8) == 0;
+    let action = match world.random.below(20) {
+        0..8 => Action::Write { is_durable },
+        8 => Action::WriteZeroes { is_durable },
+        9..17 => Action::Read,
+        _ => Action::Flush,
+    };
+    match action {
+        Action::Flush => world.submit(host, action, 0, 0),
+        action => world.submit(host, action, block as usize, count as usize),
+    }
+}
+
+/// Submits requests, at most 32 at a time, with something between them.
+fn work(world: &mut World, host: usize, requests: u64, mut between: impl FnMut(&mut World)) {
+    for _ in 0..requests {
+        world.run_until("room for a request", |world| world.in_progress(host) < 32);
+        submit(world, host);
+        if world.random.below(4) == 0 {
+            let pause = Duration::from_micros(world.random.below(300));
+            world.run_for(pause);
+        }
+        between(world);
+    }
+    world.run_until("the end of all requests", |world| {
+        world.in_progress(host) == 0
+    });
+}
+
+/// Flushes, resets the target, and reads everything.
+fn check_all(world: &mut World, host: usize) {
+    let flush = world.submit(host, Action::Flush, 0, 0);
+    assert_eq!(world.result(host, flush), Ok(()));
+    world.kill_target(true);
+    world.start_target();
+    let all = world.settings.blocks;
+    let read = world.submit(host, Action::Read, 0, all);
+    assert_eq!(world.result(host, read), Ok(()));
+    let errors = world.hosts[host].results.values().filter(|r| r.is_err());
+    assert_eq!(errors.count(), 0);
+    assert_eq!(world.hosts[host].ended, None);
+}
+
+#[test]
+fn every_request_is_executed_once_on_a_bad_wire() {
+    for_each_seed(4000, |seed| {
+        let mut random = Random::of(seed, &[3]);
+        let mut world = World::new(seed, random_settings(&mut random));
+        let host = world.start_host(1, false);
+        work(&mut world, host, 60, |_| {});
+        check_all(&mut world, host);
+    });
+}
+
+#[test]
+fn nothing_that_completed_is_lost_while_the_target_is_reset_and_links_are_cut() {
+    for_each_seed(4000, |seed| {
+        let mut random = Random::of(seed, &[4]);
+        let mut world = World::new(seed, random_settings(&mut random));
+        let host = world.start_host(1, false);
+        work(&mut world, host, 60, |world| match world.random.below(30) {
+            0 => {
+                let is_reset = world.random.below(2) == 0;
+                world.kill_target(is_reset);
+                let pause = Duration::from_micros(world.random.below(20_000));
+                world.run_for(pause);
+                world.start_target();
+            }
+            1 => {
+                let links = world.settings.links.len() as u64;
+                let link = world.random.below(links) as u16;
+                world.wire.cut(link, true);
+                let pause = Duration::from_micros(world.random.below(400_000));
+                world.run_for(pause);
+                world.wire.cut(link, false);
+            }
+            _ => {}
+        });
+        check_all(&mut world, host);
+    });
+}
+
+#[test]
+fn no_write_of_a_dead_initiator_arrives_after_the_next_one_has_begun() {
+    for_each_seed(2000, |seed| {
+        let mut random = Random::of(seed, &[5]);
+        let mut world = World::new(seed, random_settings(&mut random));
+        let mut client = 2;
+        let mut host = world.start_host(client, false);
+        for _ in 0..4 {
+            for _ in 0..20 {
+                submit(&mut world, host);
+            }
+            let pause = Duration::from_micros(world.random.below(3000));
+            world.run_for(pause);
+            world.kill_host(host);
+            // The next one has not read or written anything yet, so the oracle counts on nothing more than before.
+            world.oracle.initiator_replaced();
+            if world.random.below(2) == 0 {
+                world.kill_target(true);
+                world.start_target();
+            }
+            let is_other = world.random.below(2) == 0;
+            client ^= u8::from(is_other);
+            host = world.start_host(client, is_other);
+            work(&mut world, host, 20, |_| {});
+        }
+        check_all(&mut world, host);
+    });
+}

@@ -1,0 +1,541 @@
+//! Hosts, a target and its device on a simulated wire, in simulated time.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use jericho_format::wire::{FrameHeader, HEADER_BYTES};
+use jericho_remote::{
+    Action, Body, Ended, Entropy, ExportConfig, Frame, Initiator, InitiatorConfig, InitiatorOutput,
+    Link, Operation, Owner, Run, Target, TargetConfig, TargetOutput, Work, WorkError,
+};
+use jericho_sim::{Arrival, Random, Wire, WireFaults};
+
+use crate::disk::{BLOCK, Disk};
+use crate::oracle::Oracle;
+
+/// The target's place on the wire; hosts have the next ones.
+const TARGET: u16 = 0;
+/// Longest time without an event that a test waits for.
+pub const PATIENCE: Duration = Duration::from_secs(600);
+
+pub struct Settings {
+    pub links: Vec<WireFaults>,
+    pub mtu: usize,
+    pub slots: u16,
+    pub pool_pages: u32,
+    pub credit: u16,
+    pub blocks: usize,
+    pub replay: bool,
+    pub dead_after: Option<Duration>,
+    /// Longest time of an operation of the device.
+    pub operation: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        let faults = WireFaults {
+            delay: Duration::from_micros(10),
+            ..WireFaults::default()
+        };
+        Settings {
+            links: vec![faults],
+            mtu: 9000,
+            slots: 16,
+            pool_pages: 512,
+            credit: 64,
+            blocks: 64,
+            replay: true,
+            dead_after: None,
+            operation: Duration::from_micros(200),
+        }
+    }
+}
+
+/// A request that has not ended.
+struct Asked {
+    operation: Operation,
+    /// Bytes of a write; where the bytes of a read go.
+    memory: Vec<u8>,
+    /// Of a change: its number in each block. Of a read: the least number.
+    numbers: Vec<usize>,
+    /// Of a flush: what had completed before it.
+    completed: Vec<usize>,
+}
+
+pub struct Host {
+    pub initiator: Initiator,
+    pool: Vec<u8>,
+    asked: HashMap<u64, Asked>,
+    pub results: HashMap<u64, Result<(), i32>>,
+    pub ended: Option<Ended>,
+    pub size_bytes: Option<u64>,
+    pub replayed: u64,
+    pub is_reachable: bool,
+    is_dead: bool,
+}
+
+/// An operation that the device executes.
+struct Executing {
+    work: Work,
+    end: Duration,
+    /// Its effect is at its beginning, not at its end.
+    is_early: bool,
+    result: Result<(), WorkError>,
+}
+
+pub struct World {
+    pub settings: Settings,
+    pub random: Random,
+    pub time: Duration,
+    pub wire: Wire,
+    pub target: Option<Target>,
+    pools: HashMap<u64, Vec<u8>>,
+    pub disk: Disk,
+    executing: BTreeMap<u64, Executing>,
+    executed: u64,
+    pub last_owner: Option<Owner>,
+    pub hosts: Vec<Host>,
+    pub oracle: Oracle,
+    tags: u64,
+    seed: u64,
+    starts: u64,
+    /// A frame for which it returns `true` is kept in `caught`.
+    pub catch: Option<fn(&FrameHeader) -> bool>,
+    pub caught: Vec<Arrival>,
+    /// The frame with this number is lost.
+    pub lose: Option<u64>,
+    /// Number of frames sent, except for those that were caught.
+    pub frames: u64,
+    pub frames_to_target: Vec<FrameHeader>,
+}
+
+impl World {
+    pub fn new(seed: u64, settings: Settings) -> World {
+        let mut world = World {
+            random: Random::of(seed, &[1]),
+            time: Duration::from_secs(1000),
+            wire: Wire::new(seed, settings.links.clone()),
+            target: None,
+            pools: HashMap::new(),
+            disk: Disk::new(settings.blocks),
+            executing: BTreeMap::new(),
+            executed: 0,
+            last_owner: None,
+            hosts: Vec::new(),
+            oracle: Oracle::new(settings.blocks),
+            tags: 0,
+            seed,
+            starts: 0,
+            catch: None,
+            caught: Vec::new(),
+            lose: None,
+            frames: 0,
+            frames_to_target: Vec::new(),
+            settings,
+        };
+        world.start_target();
+        world
+    }
+
+    fn entropy(&mut self) -> Entropy {
+        self.starts += 1;
+        let mut random = Random::of(self.seed, &[2, self.starts]);
+        Box::new(move || random.next_u64())
+    }
+
+    fn links(&self, place: u16) -> Vec<Link> {
+        let link = |number| Link {
+            mac: mac(place, number),
+            mtu: self.settings.mtu,
+            credit: self.settings.credit,
+        };
+        (0..self.settings.links.len() as u16).map(link).collect()
+    }
+
+    pub fn start_target(&mut self) {
+        let config = TargetConfig {
+            host: "hostb".into(),
+            ethertype: 0x88B5,
+            slots: self.settings.slots,
+            pool_pages: self.settings.pool_pages,
+        };
+        let export = ExportConfig {
+            name: "data".into(),
+            size_bytes: self.disk.size_bytes(),
+            is_read_only: false,
+            is_hidden: false,
+            last_owner: self.last_owner,
+        };
+        let (links, entropy) = (self.links(TARGET), self.entropy());
+        self.target = Target::new(config, &links, vec![export], entropy);
+        assert!(self.target.is_some());
+    }
+
+    /// Kills the target's process. Operations that its device has begun end first, or never begin. `is_reset`: the host is reset, and loses
+    /// what was not flushed.
+    pub fn kill_target(&mut self, is_reset: bool) {
+        self.target = None;
+        for (_, mut executing) in std::mem::take(&mut self.executing) {
+            if self.random.below(2) == 0 && !executing.is_early {
+                self.take_effect(&mut executing);
+            }
+        }
+        self.pools.clear();
+        if is_reset {
+            self.disk.reset(&mut self.random);
+            for block in 0..self.settings.blocks {
+                self.oracle.reset(block, self.disk.block(block));
+            }
+        }
+    }
+
+    /// Starts an initiator of a client. Returns its index.
+    pub fn start_host(&mut self, client: u8, take_over: bool) -> usize {
+        let place = self.hosts.len() as u16 + 1;
+        let config = InitiatorConfig {
+            host: "hostb".into(),
+            export: "data".into(),
+            client: [client; 16],
+            ethertype: 0x88B5,
+            take_over,
+            replay: self.settings.replay,
+            pool_pages: self.settings.pool_pages,
+            dead_after: self.settings.dead_after,
+        };
+        let (links, entropy) = (self.links(place), self.entropy());
+        let initiator = Initiator::new(config, &links, entropy, self.time);
+        self.hosts.push(Host {
+            initiator: initiator.expect("an initiator"),
+            pool: vec![0; self.settings.pool_pages as usize * BLOCK],
+            asked: HashMap::new(),
+            results: HashMap::new(),
+            ended: None,
+            size_bytes: None,
+            replayed: 0,
+            is_reachable: false,
+            is_dead: false,
+        });
+        self.hosts.len() - 1
+    }
+
+    /// Kills an initiator's process.
+    pub fn kill_host(&mut self, host: usize) {
+        self.hosts[host].is_dead = true;
+    }
+
+    /// Submits an operation that may lie beyond the end of the device. The oracle does not hear of it.
+    pub fn submit_unchecked(
+        &mut self,
+        host: usize,
+        action: Action,
+        block: usize,
+        blocks: usize,
+    ) -> u64 {
+        self.tags += 1;
+        let operation = Operation {
+            action,
+            offset_bytes: (block * BLOCK) as u64,
+            length_bytes: (blocks * BLOCK) as u32,
+        };
+        let asked = Asked {
+            operation,
+            memory: vec![0; blocks * BLOCK],
+            numbers: Vec::new(),
+            completed: Vec::new(),
+        };
+        let tag = self.tags;
+        self.hosts[host].asked.insert(tag, asked);
+        self.hosts[host].initiator.submit(self.time, tag, operation);
+        self.settle_host(host);
+        tag
+    }
+
+    /// Submits an operation. Returns its tag.
+    pub fn submit(&mut self, host: usize, action: Action, block: usize, blocks: usize) -> u64 {
+        self.tags += 1;
+        let tag = self.tags;
+        let operation = match action {
+            Action::Flush => Operation::flush(),
+            action => Operation {
+                action,
+                offset_bytes: (block * BLOCK) as u64,
+                length_bytes: (blocks * BLOCK) as u32,
+            },
+        };
+        let mut asked = Asked {
+            operation,
+            memory: Vec::new(),
+            numbers: Vec::new(),
+            completed: self.oracle.completed_now(),
+        };
+        for block in block..block + blocks {
+            match action {
+                Action::Read => {
+                    asked.numbers.push(self.oracle.floor(block));
+                    asked.memory.extend_from_slice(&[0xEE; BLOCK]);
+                }
+                Action::Write { .. } | Action::WriteZeroes { .. } => {
+                    let is_zeros = matches!(action, Action::WriteZeroes { .. });
+                    let (number, bytes) = self.oracle.submit(block, is_zeros);
+                    asked.numbers.push(number);
+                    asked.memory.extend_from_slice(&bytes);
+                }
+                Action::Discard | Action::Flush => {}
+            }
+        }
+        self.hosts[host].asked.insert(tag, asked);
+        self.hosts[host].initiator.submit(self.time, tag, operation);
+        self.settle_host(host);
+        tag
+    }
+
+    /// Returns how many requests of a host have not ended.
+    pub fn in_progress(&self, host: usize) -> usize {
+        self.hosts[host].asked.len()
+    }
+
+    /// Runs until a condition holds.
+    ///
+    /// # Panics
+    /// Panics if it does not hold within `PATIENCE`.
+    pub fn run_until(&mut self, what: &str, mut is_true: impl FnMut(&World) -> bool) {
+        let end = self.time + PATIENCE;
+        while !is_true(self) {
+            assert!(self.step(end), "not within {PATIENCE:?}: {what}");
+        }
+    }
+
+    /// Runs until a request has ended, and returns its result.
+    pub fn result(&mut self, host: usize, tag: u64) -> Result<(), i32> {
+        self.run_until("the end of a request", |world| {
+            world.hosts[host].results.contains_key(&tag)
+        });
+        self.hosts[host].results[&tag]
+    }
+
+    /// Runs for a time.
+    pub fn run_for(&mut self, time: Duration) {
+        let end = self.time + time;
+        while self.step(end) {}
+        self.time = end;
+    }
+
+    /// Performs the next event before `end`. Returns whether there was one.
+    fn step(&mut self, end: Duration) -> bool {
+        let host_timers = self.hosts.iter().filter(|host| !host.is_dead);
+        let host_timers = host_timers.filter_map(|host| host.initiator.timer());
+        let target_timer = self.target.as_ref().and_then(|target| target.timer());
+        let ends = self.executing.values().map(|executing| executing.end);
+        let next = host_timers
+            .chain(target_timer)
+            .chain(ends)
+            .chain(self.wire.next_time())
+            .min();
+        let Some(next) = next.filter(|next| *next <= end) else {
+            return false;
+        };
+        self.time = self.time.max(next);
+        while let Some(arrival) = self.wire.receive(self.time) {
+            self.arrive(&arrival);
+        }
+        let is_due = |(_, executing): &(&u64, &Executing)| executing.end <= self.time;
+        let due: Vec<u64> = self.executing.iter().filter(is_due).map(|e| *e.0).collect();
+        for number in due {
+            let mut executing = self.executing.remove(&number).expect("it is due");
+            if !executing.is_early {
+                self.take_effect(&mut executing);
+            }
+            if let Some(target) = &mut self.target {
+                target.ended(executing.work, executing.result);
+            }
+        }
+        (0..self.hosts.len()).for_each(|host| self.settle_host(host));
+        self.settle_target();
+        true
+    }
+
+    /// Gives a frame to its receiver.
+    pub fn arrive(&mut self, arrival: &Arrival) {
+        let Arrival { link, to, frame } = arrival;
+        if *to == TARGET {
+            let Some(target) = &mut self.target else {
+                return;
+            };
+            let place = target.on_frame(self.time, *link, frame);
+            if let Some((header, payload)) = FrameHeader::split(frame)
+                && let Some(place) = place
+            {
+                assert_eq!(frame.len() - HEADER_BYTES, payload.len());
+                // A pool that the target opens with this frame does not exist yet, and no frame has a place in it.
+                let pool = self.pools.get_mut(&place.session).expect("a pool");
+                let at = place.at_bytes as usize;
+                pool[at..at + payload.len()].copy_from_slice(payload);
+                assert_eq!(header.payload_bytes.get() as usize, payload.len());
+            }
+            self.settle_target();
+            return;
+        }
+        let host = usize::from(to - 1);
+        // The address of a damaged HELLO is nobody's.
+        if self.hosts.get(host).is_none_or(|host| host.is_dead) {
+            return;
+        }
+        let state = &mut self.hosts[host];
+        if let Some(place) = state.initiator.on_frame(self.time, *link, frame) {
+            let (_, payload) = FrameHeader::split(frame).expect("a frame");
+            let asked = state.asked.get_mut(&place.tag).expect("a request");
+            let at = place.at_bytes as usize;
+            asked.memory[at..at + payload.len()].copy_from_slice(payload);
+        }
+        self.settle_host(host);
+    }
+
+    fn settle_host(&mut self, host: usize) {
+        if self.hosts[host].is_dead {
+            return;
+        }
+        self.hosts[host].initiator.poll(self.time);
+        while let Some(output) = self.hosts[host].initiator.next_output() {
+            let state = &mut self.hosts[host];
+            match output {
+                InitiatorOutput::Send(frame) => {
+                    let bytes = frame.to_bytes(&state.pool);
+                    self.frames_to_target.push(frame.header);
+                    self.send(&frame, TARGET, bytes);
+                }
+                InitiatorOutput::Fill { tag, run } => {
+                    let memory = &state.asked[&tag].memory;
+                    state.pool[bytes_of(run)].copy_from_slice(memory);
+                }
+                InitiatorOutput::Done { tag, result } => self.done(host, tag, result),
+                InitiatorOutput::Attached(attached) => {
+                    state.size_bytes = Some(attached.size_bytes);
+                }
+                InitiatorOutput::Replay { changes } => state.replayed += changes,
+                InitiatorOutput::Reachable(is_reachable) => state.is_reachable = is_reachable,
+                InitiatorOutput::Ended(why) => state.ended = Some(why),
+            }
+        }
+    }
+
+    fn done(&mut self, host: usize, tag: u64, result: Result<(), i32>) {
+        let state = &mut self.hosts[host];
+        let asked = state.asked.remove(&tag).expect("each request ends once");
+        state.results.insert(tag, result);
+        if result.is_err() {
+            return;
+        }
+        let first = asked.operation.offset_bytes as usize / BLOCK;
+        let blocks = (first..).zip(&asked.numbers);
+        match asked.operation.action {
+            Action::Read => {
+                for ((block, floor), bytes) in blocks.zip(asked.memory.chunks_exact(BLOCK)) {
+                    self.oracle.read(block, *floor, bytes);
+                }
+            }
+            Action::Write { is_durable } | Action::WriteZeroes { is_durable } => {
+                blocks.for_each(|(b, number)| self.oracle.completed(b, *number, is_durable));
+            }
+            Action::Flush => self.oracle.flushed(&asked.completed),
+            Action::Discard => {}
+        }
+    }
+
+    fn settle_target(&mut self) {
+        let Some(target) = &mut self.target else {
+            return;
+        };
+        target.poll(self.time);
+        while let Some(output) = self.target.as_mut().and_then(|t| t.next_output()) {
+            match output {
+                TargetOutput::Send(frame) => {
+                    let none = Vec::new();
+                    let pool = match &frame.body {
+                        Body::Pool { session, .. } => &self.pools[session],
+                        Body::Bytes(_) => &none,
+                    };
+                    let bytes = frame.to_bytes(pool);
+                    let to = u16::from(frame.header.destination[4]);
+                    self.send(&frame, to, bytes);
+                }
+                TargetOutput::OpenPool { session, pages } => {
+                    self.pools.insert(session, vec![0; pages as usize * BLOCK]);
+                }
+                TargetOutput::ClosePool { session } => {
+                    assert!(self.pools.remove(&session).is_some());
+                    let uses = |executing: &Executing| matches!(executing.work, Work::Request { session: other, .. } if other == session);
+                    assert!(!self.executing.values().any(uses), "a pool in use");
+                }
+                TargetOutput::Execute(work) => self.execute(work),
+                TargetOutput::RecordOwner { export, owner } => {
+                    self.last_owner = Some(owner);
+                    if let Some(target) = &mut self.target
+                        && owner.is_attached
+                    {
+                        target.owner_recorded(self.time, export);
+                    }
+                }
+            }
+        }
+    }
+
+    fn execute(&mut self, work: Work) {
+        let longest = self.settings.operation.as_nanos() as u64;
+        let time = Duration::from_nanos(self.random.below(longest));
+        let mut executing = Executing {
+            work,
+            end: self.time + time,
+            is_early: self.random.below(2) == 0,
+            result: Ok(()),
+        };
+        if executing.is_early {
+            self.take_effect(&mut executing);
+        }
+        self.executed += 1;
+        self.executing.insert(self.executed, executing);
+    }
+
+    fn take_effect(&mut self, executing: &mut Executing) {
+        let result = match executing.work {
+            Work::Flush { .. } => self.disk.perform(&Operation::flush(), &mut []),
+            Work::Request {
+                session,
+                operation,
+                run,
+                ..
+            } => {
+                let pool = self.pools.get_mut(&session).expect("a pool");
+                self.disk.perform(&operation, &mut pool[bytes_of(run)])
+            }
+        };
+        executing.result = result.map_err(|errno| WorkError {
+            errno,
+            loses_writes: matches!(executing.work, Work::Flush { .. }),
+        });
+    }
+
+    fn send(&mut self, frame: &Frame, to: u16, bytes: Vec<u8>) {
+        let caught = self.catch.is_some_and(|catch| catch(&frame.header));
+        if caught {
+            self.caught.push(Arrival {
+                link: frame.link,
+                to,
+                frame: bytes,
+            });
+            return;
+        }
+        self.frames += 1;
+        if self.lose != Some(self.frames) {
+            self.wire.send(self.time, frame.link, to, bytes);
+        }
+    }
+}
+
+fn bytes_of(run: Run) -> std::ops::Range<usize> {
+    let first = run.page as usize * BLOCK;
+    first..first + run.pages as usize * BLOCK
+}
+
+fn mac(place: u16, link: u16) -> [u8; 6] {
+    [2, 0, 0, 0, place as u8, link as u8]
+}
