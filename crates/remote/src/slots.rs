@@ -363,3 +363,92 @@ fn operation_of(record: &RequestRecord) -> Option<Operation> {
         length_bytes: record.length_bytes.get(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jericho_format::wire::op;
+
+    const LIMITS: Limits = Limits {
+        pool_pages: 8,
+        size_bytes: 16 * PAGE_BYTES,
+        is_read_only: false,
+    };
+
+    fn name(slot: u16, sequence: u32) -> Name {
+        Name { slot, sequence }
+    }
+
+    fn record(op: u8, (slot, sequence): (u16, u32), pages: u32, pool_page: u32) -> RequestRecord {
+        RequestRecord {
+            op,
+            flags: 0,
+            slot: U16::new(slot),
+            sequence: U32::new(sequence),
+            offset_bytes: U64::new(0),
+            length_bytes: U32::new(pages * PAGE_BYTES as u32),
+            pool_page: U32::new(pool_page),
+            reserved: [0; 8],
+        }
+    }
+
+    #[test]
+    fn a_request_is_executed_once_however_often_it_arrives() {
+        let mut slots = Slots::new(2, LIMITS);
+        let write = record(op::WRITE, (1, 1), 1, 3);
+        let part = || (0, PAGE_BYTES as usize);
+        assert_eq!(slots.on_record(write, 7), Ok(None));
+        assert_eq!(slots.on_record(write, 7), Ok(None));
+        let (place, begun) = slots.on_data(name(1, 1), part(), 3, 7).unwrap();
+        assert_eq!(place, Some(3 * PAGE_BYTES));
+        assert_eq!(begun.map(|begun| begun.name), Some(name(1, 1)));
+        for _ in 0..2 {
+            // While the device writes, and after it has.
+            assert_eq!(slots.on_record(write, 7), Ok(None));
+            assert_eq!(slots.on_data(name(1, 1), part(), 3, 7), Ok((None, None)));
+            slots.ended(name(1, 1), 0, 7);
+        }
+        let next = record(op::FLUSH, (1, 2), 0, 0);
+        assert!(slots.on_record(next, 7).unwrap().is_some());
+        assert_eq!(slots.on_record(write, 7), Ok(None));
+        assert_eq!(slots.on_data(name(1, 1), part(), 3, 7), Ok((None, None)));
+    }
+
+    #[test]
+    fn frames_that_break_a_rule_are_violations() {
+        let mut slots = Slots::new(2, LIMITS);
+        // A slot that does not exist, a sequence that is not due, pages beyond the pool.
+        assert!(slots.on_record(record(op::READ, (2, 1), 1, 0), 7).is_err());
+        assert!(slots.on_record(record(op::READ, (0, 2), 1, 0), 7).is_err());
+        assert!(slots.on_record(record(op::READ, (0, 1), 1, 8), 7).is_err());
+        assert!(slots.on_data(name(1, 1), (0, 4096), 8, 7).is_err());
+        assert!(slots.on_data(name(1, 1), (64, 4096), 7, 7).is_err());
+        // No whole units.
+        assert!(slots.on_data(name(1, 1), (0, 100), 0, 7).is_err());
+        // Another page than the one before, data outside of the request.
+        let mut slots = Slots::new(2, LIMITS);
+        slots.on_data(name(0, 1), (64, 4096), 1, 7).unwrap();
+        assert!(slots.on_data(name(0, 1), (0, 4096), 2, 7).is_err());
+        assert!(slots.on_record(record(op::WRITE, (0, 1), 1, 1), 7).is_err());
+        // The next request while the device executes one.
+        let mut slots = Slots::new(2, LIMITS);
+        assert!(
+            slots
+                .on_record(record(op::READ, (0, 1), 1, 0), 7)
+                .unwrap()
+                .is_some()
+        );
+        assert!(slots.on_record(record(op::READ, (0, 2), 1, 0), 7).is_err());
+    }
+
+    #[test]
+    fn an_initiator_that_acknowledges_nothing_does_not_fill_the_memory() {
+        let mut slots = Slots::new(1, LIMITS);
+        for sequence in 1..1000 {
+            let begun = slots.on_record(record(op::READ, (0, sequence), 1, 0), 7);
+            assert!(begun.unwrap().is_some());
+            slots.ended(name(0, sequence), 0, 7);
+        }
+        assert_eq!((slots.records.len(), slots.parts.len()), (1, 1));
+    }
+}

@@ -24,10 +24,12 @@ pub mod errno {
 pub mod limits;
 pub mod load;
 pub mod memory;
+pub mod packet;
 pub mod poller;
 pub mod process;
 pub mod queued_write;
 pub mod rseq;
 pub mod service;
 pub mod signals;
+pub mod timer;
 pub mod uring;

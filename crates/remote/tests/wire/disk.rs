@@ -15,6 +15,8 @@ pub struct Disk {
     unflushed: Vec<(usize, Box<Block>)>,
     /// Each flush fails, and what it should have made durable is lost.
     pub fails_flushes: bool,
+    /// So does the next one.
+    pub fails_next_flush: bool,
 }
 
 impl Disk {
@@ -24,6 +26,7 @@ impl Disk {
             durable: vec![[0; BLOCK]; blocks],
             unflushed: Vec::new(),
             fails_flushes: false,
+            fails_next_flush: false,
         }
     }
 
@@ -54,7 +57,8 @@ impl Disk {
                 (first..first + count).for_each(|b| self.change(b, &[0; BLOCK], is_durable));
             }
             Action::Discard => {}
-            Action::Flush if self.fails_flushes => {
+            Action::Flush if self.fails_flushes || self.fails_next_flush => {
+                self.fails_next_flush = false;
                 self.unflushed.clear();
                 self.blocks.clone_from(&self.durable);
                 return Err(5);

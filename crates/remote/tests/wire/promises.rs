@@ -259,8 +259,14 @@ fn an_export_has_one_client_until_it_is_detached() {
 
 #[test]
 fn a_dead_target_fails_requests_after_the_time_that_was_set_and_comes_back_by_itself() {
+    for seed in 0..30 {
+        dead_target(seed);
+    }
+}
+
+fn dead_target(seed: u64) {
     let mut world = World::new(
-        1,
+        seed,
         Settings {
             dead_after: Some(Duration::from_secs(30)),
             ..Settings::default()
@@ -447,4 +453,26 @@ fn an_initiator_that_was_replaced_by_another_of_its_client_does_not_disturb_it()
         world.run_for(Duration::from_secs(1));
     }
     assert_eq!(world.hosts[second].ended, None);
+}
+
+#[test]
+fn a_read_does_not_return_a_write_that_may_still_be_lost() {
+    for seed in 0..100 {
+        let mut world = World::new(seed, Settings::default());
+        let host = world.start_host(1, false);
+        ok(&mut world, host, WRITE, 0, 1);
+        assert_eq!(flush(&mut world, host), Ok(()));
+        // The write is executed, but the initiator does not hear of it.
+        world.catch = Some(|header| header.kind == frame_kind::COMPLETIONS);
+        let write = world.submit(host, WRITE, 0, 1);
+        world.run_until("a completion", |world| !world.caught.is_empty());
+        world.catch = None;
+        let read = world.submit(host, Action::Read, 0, 1);
+        world.run_for(Duration::from_micros(500));
+        world.kill_target(true);
+        world.start_target();
+        ok(&mut world, host, Action::Read, 0, 1);
+        assert_eq!(world.result(host, write), Ok(()));
+        assert_eq!(world.result(host, read), Ok(()));
+    }
 }

@@ -116,7 +116,14 @@ fn every_request_is_executed_once_on_a_bad_wire() {
         let mut random = Random::of(seed, &[3]);
         let mut world = World::new(seed, random_settings(&mut random));
         let host = world.start_host(1, false);
-        work(&mut world, host, 60, |_| {});
+        // One flush fails, and loses what it should have made durable. A second failure, in the replay, would be final.
+        let fails_at = random.below(120);
+        let mut submitted = 0;
+        work(&mut world, host, 60, |world| {
+            world.disk.fails_next_flush |= submitted == fails_at;
+            submitted += 1;
+        });
+        world.disk.fails_next_flush = false;
         check_all(&mut world, host);
     });
 }

@@ -488,6 +488,8 @@ impl World {
             is_early: self.random.below(2) == 0,
             result: Ok(()),
         };
+        // Nothing covers reads between the loss of a write and the report of the flush.
+        executing.is_early &= !matches!(work, Work::Flush { .. });
         if executing.is_early {
             self.take_effect(&mut executing);
         }

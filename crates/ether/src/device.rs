@@ -1,0 +1,434 @@
+//! A device of another host, as a `Device`.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use jericho_format::wire::TRANSFER_BYTES_MAX;
+use jericho_remote::{Action, Attached, Ended, Initiator, InitiatorConfig, Operation};
+use jericho_storage::{BLOCK_BYTES, Cause, Device, DiscardEffect, IoError};
+use jericho_sys::poller::Poller;
+use jericho_sys::timer::Timer;
+use jericho_sys::{errno, service};
+use siphasher::sip::SipHasher24;
+
+use crate::inside::{Data, Inside};
+use crate::links::{LinkError, Links, entropy};
+use crate::url::Remote;
+
+/// Pages of the pool: 64 MiB of writes that are not flushed.
+const POOL_PAGES: u32 = 16_384;
+/// Keys of the poller, besides the numbers of sockets.
+const TIMER: u64 = u64::MAX;
+const STOP: u64 = u64::MAX - 1;
+/// Largest number of bytes of a READ or WRITE.
+const TRANSFER_BYTES: u64 = TRANSFER_BYTES_MAX as u64;
+/// Largest number of bytes of a WRITE_ZEROES or DISCARD.
+const RANGE_BYTES_MAX: u64 = (1 << 32) - BLOCK_BYTES;
+/// How long the end of a session is waited for.
+const DETACH_TIME: Duration = Duration::from_secs(1);
+
+/// How to attach a remote device.
+#[derive(Clone, Debug)]
+pub struct AttachConfig {
+    /// The device.
+    pub remote: Remote,
+    /// Names of network interfaces.
+    pub interfaces: Vec<String>,
+    /// Ethertype of the frames.
+    pub ethertype: u16,
+    /// Take the export from another client.
+    pub take_over: bool,
+    /// Send changes again that a restarted target may have lost.
+    pub replay: bool,
+    /// How long to look for the target.
+    pub patience: Duration,
+    /// How long requests wait for a target that does not answer. `None`: for ever.
+    pub dead_after: Option<Duration>,
+}
+
+/// Why a remote device could not be attached.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// A network interface cannot be used.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// Another process of this host uses the device.
+    #[error("{0} is in use by another process of this host")]
+    Busy(Remote),
+    /// No target has answered.
+    #[error(
+        "no host offers {remote} on {interfaces}: is `jericho serve` running there, and are the interfaces connected?"
+    )]
+    Missing {
+        /// The device.
+        remote: Remote,
+        /// The interfaces.
+        interfaces: String,
+    },
+    /// The target refuses.
+    #[error("{remote}: {why}")]
+    Refused {
+        /// The device.
+        remote: Remote,
+        /// Why.
+        why: Ended,
+    },
+    /// Another error.
+    #[error("cannot {action} for {remote}: {source}")]
+    Io {
+        /// The device.
+        remote: Remote,
+        /// For example "start a thread".
+        action: &'static str,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+}
+
+/// A device of another host. Dropping it ends the session.
+pub struct RemoteDevice {
+    name: Arc<str>,
+    attached: Attached,
+    inside: Arc<Inside>,
+    /// Ends the receiver when it is closed.
+    stop: Option<UnixStream>,
+    receiver: Option<JoinHandle<()>>,
+    /// Holds the name against other processes of this network namespace.
+    _claim: UnixListener,
+}
+
+impl RemoteDevice {
+    /// Attaches a remote device. Returns when its target has accepted.
+    pub fn attach(config: &AttachConfig) -> Result<Arc<RemoteDevice>, AttachError> {
+        let failed = |action| {
+            let remote = config.remote.clone();
+            move |source| AttachError::Io {
+                remote,
+                action,
+                source,
+            }
+        };
+        let claim = claim(&config.remote)?;
+        let links = Links::open(&config.interfaces, config.ethertype)?;
+        let protocol = InitiatorConfig {
+            host: config.remote.host.clone(),
+            export: config.remote.name.clone(),
+            client: client_of(&links),
+            ethertype: config.ethertype,
+            take_over: config.take_over,
+            replay: config.replay,
+            pool_pages: POOL_PAGES,
+            dead_after: config.dead_after,
+        };
+        let random = entropy().map_err(failed("get random numbers"))?;
+        let initiator = Initiator::new(protocol, &links.links(), random, links.now());
+        let invalid = || io::Error::from_raw_os_error(errno::EINVAL);
+        let initiator = initiator
+            .ok_or_else(invalid)
+            .map_err(failed("use the name"))?;
+        let poller = Poller::new().map_err(failed("watch sockets"))?;
+        for (key, socket) in (0..).zip(links.sockets()) {
+            poller.add(socket, key).map_err(failed("watch sockets"))?;
+        }
+        let timer = Timer::new().map_err(failed("make a timer"))?;
+        poller.add(&timer, TIMER).map_err(failed("watch a timer"))?;
+        let (stop, stopped) = UnixStream::pair().map_err(failed("make a socket"))?;
+        poller
+            .add(&stopped, STOP)
+            .map_err(failed("watch a socket"))?;
+        let inside = Inside::new(initiator, links, POOL_PAGES, timer);
+        let receiving = Arc::clone(&inside);
+        let receiver = service::spawn("remote", move || receive(&receiving, &poller, &stopped));
+        let mut device = RemoteDevice {
+            name: config.remote.to_string().into(),
+            attached: Attached {
+                size_bytes: 0,
+                is_read_only: false,
+            },
+            inside,
+            stop: Some(stop),
+            receiver: Some(receiver.map_err(failed("start a thread"))?),
+            _claim: claim,
+        };
+        device.attached = device.await_session(config)?;
+        Ok(Arc::new(device))
+    }
+
+    /// Returns how many changes were sent again to a target that may have lost them.
+    pub fn replayed(&self) -> u64 {
+        self.inside.lock().replayed
+    }
+
+    /// Returns whether the target answers.
+    pub fn is_reachable(&self) -> bool {
+        self.inside.lock().is_reachable
+    }
+
+    fn await_session(&self, config: &AttachConfig) -> Result<Attached, AttachError> {
+        self.inside.serve();
+        let end = Instant::now() + config.patience;
+        loop {
+            let mut core = self.inside.lock();
+            if let Some(why) = core.ended {
+                let remote = config.remote.clone();
+                return Err(AttachError::Refused { remote, why });
+            }
+            if let Some(attached) = core.attached {
+                return Ok(attached);
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(AttachError::Missing {
+                    remote: config.remote.clone(),
+                    interfaces: config.interfaces.join(", "),
+                });
+            }
+            core.waiting.push(std::thread::current());
+            drop(core);
+            std::thread::park_timeout(left);
+        }
+    }
+
+    /// Runs an operation on a range, in parts of at most `most` bytes that are in progress together. `part` gets the start and the end of a part in the range.
+    fn run<'d>(
+        &self,
+        operation: &'static str,
+        action: Action,
+        (offset_bytes, length_bytes): (u64, u64),
+        most: u64,
+        data_of: impl Fn(Range<u64>) -> Data<'d>,
+        mut ended: impl FnMut(u64, Vec<u8>),
+    ) -> Result<(), IoError> {
+        self.check_range(operation, offset_bytes, length_bytes)?;
+        let mut tags = Vec::new();
+        let mut at = 0;
+        while at < length_bytes {
+            let length = (length_bytes - at).min(most);
+            let request = Operation {
+                action,
+                offset_bytes: offset_bytes + at,
+                length_bytes: length as u32,
+            };
+            tags.push((
+                at,
+                length,
+                self.inside.submit(request, data_of(at..at + length)),
+            ));
+            at += length;
+        }
+        let mut result = Ok(());
+        for (at, length, tag) in tags {
+            match self.inside.wait(tag) {
+                Ok(data) => ended(at, data),
+                Err(errno) if result.is_ok() => {
+                    result = Err(self.error(operation, offset_bytes + at, length, errno));
+                }
+                Err(_) => {}
+            }
+        }
+        result
+    }
+
+    fn check_range(
+        &self,
+        operation: &'static str,
+        offset_bytes: u64,
+        length_bytes: u64,
+    ) -> Result<(), IoError> {
+        let end = offset_bytes.checked_add(length_bytes);
+        let is_whole =
+            offset_bytes.is_multiple_of(BLOCK_BYTES) && length_bytes.is_multiple_of(BLOCK_BYTES);
+        match end.is_some_and(|end| end <= self.attached.size_bytes) && is_whole {
+            true => Ok(()),
+            false => Err(self.error(operation, offset_bytes, length_bytes, errno::EINVAL)),
+        }
+    }
+
+    fn write(
+        &self,
+        operation: &'static str,
+        offset_bytes: u64,
+        buf: &[u8],
+        is_durable: bool,
+    ) -> Result<(), IoError> {
+        let range = (offset_bytes, buf.len() as u64);
+        let part = |part: Range<u64>| Data::Write(&buf[part.start as usize..part.end as usize]);
+        let action = Action::Write { is_durable };
+        self.run(operation, action, range, TRANSFER_BYTES, part, |_, _| {})
+    }
+
+    fn error(
+        &self,
+        operation: &'static str,
+        offset_bytes: u64,
+        length_bytes: u64,
+        errno: i32,
+    ) -> IoError {
+        IoError {
+            operation,
+            device: Arc::clone(&self.name),
+            offset_bytes,
+            length_bytes,
+            cause: Cause::Errno(errno),
+        }
+    }
+}
+
+impl Drop for RemoteDevice {
+    fn drop(&mut self) {
+        self.inside.detach();
+        let end = Instant::now() + DETACH_TIME;
+        loop {
+            let mut core = self.inside.lock();
+            let left = end.saturating_duration_since(Instant::now());
+            if core.ended.is_some() || left.is_zero() {
+                break;
+            }
+            core.waiting.push(std::thread::current());
+            drop(core);
+            std::thread::park_timeout(left);
+        }
+        drop(self.stop.take());
+        if let Some(receiver) = self.receiver.take() {
+            // A panic in a thread has ended the process.
+            let _ = receiver.join();
+        }
+    }
+}
+
+impl Device for RemoteDevice {
+    fn name(&self) -> Arc<str> {
+        Arc::clone(&self.name)
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.attached.size_bytes
+    }
+
+    fn home_node(&self) -> Option<u32> {
+        None
+    }
+
+    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
+        let range = (offset_bytes, buf.len() as u64);
+        let data_of = |part: Range<u64>| Data::Read((part.end - part.start) as usize);
+        self.run(
+            "read",
+            Action::Read,
+            range,
+            TRANSFER_BYTES,
+            data_of,
+            |at, data| {
+                let at = at as usize;
+                buf[at..at + data.len()].copy_from_slice(&data);
+            },
+        )
+    }
+
+    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
+        self.write("write", offset_bytes, buf, false)
+    }
+
+    fn flush(&self) -> Result<(), IoError> {
+        let tag = self.inside.submit(Operation::flush(), Data::None);
+        let ended = self.inside.wait(tag);
+        let size_bytes = self.attached.size_bytes;
+        ended
+            .map(drop)
+            .map_err(|errno| self.error("flush", 0, size_bytes, errno))
+    }
+
+    fn write_durable(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
+        self.write("flush", offset_bytes, buf, true)
+    }
+
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
+        let range = (offset_bytes, length_bytes);
+        let none = |_: Range<u64>| Data::None;
+        self.run(
+            "discard",
+            Action::Discard,
+            range,
+            RANGE_BYTES_MAX,
+            none,
+            |_, _| {},
+        )
+    }
+
+    fn discard_effect(&self) -> DiscardEffect {
+        DiscardEffect::FreesBlocks
+    }
+
+    fn write_zeros(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
+        let range = (offset_bytes, length_bytes);
+        let none = |_: Range<u64>| Data::None;
+        let action = Action::WriteZeroes { is_durable: true };
+        self.run("write", action, range, RANGE_BYTES_MAX, none, |_, _| {})
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.attached.is_read_only
+    }
+
+    fn queue_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn describe(&self) -> String {
+        format!(
+            "{} (remote, {} bytes): raw Ethernet",
+            self.name, self.attached.size_bytes
+        )
+    }
+}
+
+/// Takes frames and does what is due, until `stopped` is closed at its other end.
+fn receive(inside: &Inside, poller: &Poller, _stopped: &UnixStream) {
+    let mut ready = Vec::new();
+    loop {
+        ready.clear();
+        if let Err(error) = poller.wait(&mut ready, None) {
+            tracing::error!(%error, "cannot wait for frames");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if ready.contains(&STOP) {
+            return;
+        }
+        if ready.contains(&TIMER) {
+            inside.timer().clear();
+        }
+        inside.serve();
+    }
+}
+
+/// Holds the name of a remote device against other processes of this network namespace: a second session of this client would end the first one.
+fn claim(remote: &Remote) -> Result<UnixListener, AttachError> {
+    let failed = |source: io::Error| match source.kind() {
+        io::ErrorKind::AddrInUse => AttachError::Busy(remote.clone()),
+        _ => AttachError::Io {
+            remote: remote.clone(),
+            action: "reserve the name",
+            source,
+        },
+    };
+    // An abstract address is of the network namespace, as the interfaces are, and ends with the process. It has room for a hash only.
+    let hash = SipHasher24::new().hash(remote.to_string().as_bytes());
+    let name = format!("jericho/remote/{hash:016x}");
+    let address = SocketAddr::from_abstract_name(name).map_err(failed)?;
+    UnixListener::bind_addr(&address).map_err(failed)
+}
+
+/// Returns what identifies this host as a client: the address of its first interface.
+fn client_of(links: &Links) -> [u8; 16] {
+    let mut client = [0; 16];
+    if let Some(link) = links.links().first() {
+        client[..link.mac.len()].copy_from_slice(&link.mac);
+    }
+    client
+}

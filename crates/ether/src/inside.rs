@@ -1,0 +1,244 @@
+//! What the threads of an initiator share.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Thread;
+use std::time::Duration;
+
+use jericho_format::wire::FrameHeader;
+use jericho_remote::{Attached, Ended, Initiator, InitiatorOutput, Operation};
+use jericho_sys::timer::Timer;
+
+use crate::links::Links;
+
+/// Bytes of a page of the pool.
+const PAGE: usize = 4096;
+
+/// A request of a caller.
+struct Request {
+    /// Bytes of a write that are not in the pool yet; where the bytes of a read go.
+    data: Vec<u8>,
+    /// The caller, who sleeps until the result is there.
+    caller: Thread,
+    result: Option<Result<(), i32>>,
+}
+
+/// The protocol, its sockets and its memory.
+pub(crate) struct Core {
+    initiator: Initiator,
+    links: Links,
+    pool: Vec<u8>,
+    requests: HashMap<u64, Request>,
+    tags: u64,
+    /// When the receiver's timer ends.
+    timer_at: Option<Duration>,
+    pub attached: Option<Attached>,
+    pub ended: Option<Ended>,
+    pub is_reachable: bool,
+    pub replayed: u64,
+    /// Threads that wait for `attached` or `ended`.
+    pub waiting: Vec<Thread>,
+}
+
+/// The core, and what wakes the receiver.
+pub(crate) struct Inside {
+    core: Mutex<Core>,
+    timer: Timer,
+}
+
+/// The bytes of a request.
+pub(crate) enum Data<'d> {
+    None,
+    Write(&'d [u8]),
+    Read(usize),
+}
+
+impl Inside {
+    pub fn new(initiator: Initiator, links: Links, pool_pages: u32, timer: Timer) -> Arc<Inside> {
+        Arc::new(Inside {
+            core: Mutex::new(Core {
+                initiator,
+                links,
+                pool: vec![0; pool_pages as usize * PAGE],
+                requests: HashMap::new(),
+                tags: 0,
+                timer_at: None,
+                attached: None,
+                ended: None,
+                is_reachable: false,
+                replayed: 0,
+                waiting: Vec::new(),
+            }),
+            timer,
+        })
+    }
+
+    /// Returns the core. Ignores poisoning: a panic of a thread that holds it ends the process.
+    pub fn lock(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the timer, which the receiver watches.
+    pub fn timer(&self) -> &Timer {
+        &self.timer
+    }
+
+    /// Begins an operation, and sends its frames from this thread. Returns its tag.
+    pub fn submit(&self, operation: Operation, data: Data<'_>) -> u64 {
+        let mut core = self.lock();
+        core.tags += 1;
+        let tag = core.tags;
+        let own = match data {
+            Data::Read(length) => vec![0; length],
+            _ => Vec::new(),
+        };
+        core.requests.insert(
+            tag,
+            Request {
+                data: own,
+                caller: std::thread::current(),
+                result: None,
+            },
+        );
+        let now = core.links.now();
+        core.initiator.submit(now, tag, operation);
+        let mut bytes = match data {
+            Data::Write(bytes) => Some((tag, bytes)),
+            _ => None,
+        };
+        core.initiator.poll(now);
+        core.perform(&mut bytes);
+        // There was no room in the pool. Another thread copies the bytes when there is.
+        if let Some((_, bytes)) = bytes
+            && let Some(request) = core.requests.get_mut(&tag)
+        {
+            request.data = bytes.to_vec();
+        }
+        self.set_timer(&mut core);
+        tag
+    }
+
+    /// Sleeps until an operation has ended. Returns its result, with the bytes of a read.
+    pub fn wait(&self, tag: u64) -> Result<Vec<u8>, i32> {
+        loop {
+            let mut core = self.lock();
+            let result = core.requests.get(&tag).and_then(|request| request.result);
+            if let Some(result) = result {
+                let request = core.requests.remove(&tag);
+                let data = request.map_or_else(Vec::new, |request| request.data);
+                return result.map(|()| data);
+            }
+            drop(core);
+            std::thread::park();
+        }
+    }
+
+    /// Takes what has arrived, and does what is due.
+    pub fn serve(&self) {
+        let mut has_more = true;
+        while has_more {
+            let mut core = self.lock();
+            has_more = core.receive();
+            let now = core.links.now();
+            core.initiator.poll(now);
+            core.perform(&mut None);
+            self.set_timer(&mut core);
+        }
+    }
+
+    /// Ends the session in order.
+    pub fn detach(&self) {
+        let mut core = self.lock();
+        let now = core.links.now();
+        core.initiator.detach(now);
+        core.initiator.poll(now);
+        core.perform(&mut None);
+        self.set_timer(&mut core);
+    }
+
+    /// Sets the timer if the protocol has something to do before it ends. A timer that is too early costs one wake-up and no system call for each
+    /// request.
+    fn set_timer(&self, core: &mut Core) {
+        let now = core.links.now();
+        let is_set = core.timer_at.filter(|&at| at > now);
+        if let Some(due) = core.initiator.timer()
+            && is_set.is_none_or(|at| due < at)
+        {
+            core.timer_at = Some(due);
+            if let Err(error) = self.timer.set(due.saturating_sub(now)) {
+                tracing::error!(%error, "cannot set a timer");
+            }
+        }
+    }
+}
+
+impl Core {
+    /// Takes frames. Each one's payload is copied before what follows from it is performed.
+    fn receive(&mut self) -> bool {
+        let (now, initiator) = (self.links.now(), &mut self.initiator);
+        let requests = &mut self.requests;
+        self.links.receive(|link, frame| {
+            if let Some(place) = initiator.on_frame(now, link, frame)
+                && let Some(request) = requests.get_mut(&place.tag)
+                && let Some((_, payload)) = FrameHeader::split(frame)
+            {
+                let at = place.at_bytes as usize;
+                request.data[at..at + payload.len()].copy_from_slice(payload);
+            }
+        })
+    }
+
+    /// Performs the outputs of the protocol. `bytes`: the write that this thread submits; taken if it was copied.
+    fn perform(&mut self, bytes: &mut Option<(u64, &[u8])>) {
+        while let Some(output) = self.initiator.next_output() {
+            match output {
+                InitiatorOutput::Send(frame) => self.links.send(&frame, &self.pool),
+                InitiatorOutput::Fill { tag, run } => {
+                    let first = run.offset_bytes() as usize;
+                    let to = &mut self.pool[first..first + run.pages as usize * PAGE];
+                    match bytes.take_if(|(own, _)| *own == tag) {
+                        Some((_, bytes)) => to.copy_from_slice(bytes),
+                        None => {
+                            if let Some(request) = self.requests.get_mut(&tag) {
+                                to.copy_from_slice(&request.data);
+                                request.data = Vec::new();
+                            }
+                        }
+                    }
+                }
+                InitiatorOutput::Done { tag, result } => {
+                    if let Some(request) = self.requests.get_mut(&tag) {
+                        request.result = Some(result);
+                        request.caller.unpark();
+                    }
+                }
+                InitiatorOutput::Attached(attached) => {
+                    self.attached = Some(attached);
+                    self.wake();
+                }
+                InitiatorOutput::Replay { changes } => {
+                    tracing::warn!(
+                        changes,
+                        "the target may have lost changes; they are sent again"
+                    );
+                    self.replayed += changes;
+                }
+                InitiatorOutput::Reachable(is_reachable) => {
+                    match is_reachable {
+                        true => tracing::info!("the target answers"),
+                        false => tracing::warn!("the target does not answer"),
+                    }
+                    self.is_reachable = is_reachable;
+                }
+                InitiatorOutput::Ended(why) => {
+                    self.ended = Some(why);
+                    self.wake();
+                }
+            }
+        }
+    }
+
+    fn wake(&mut self) {
+        self.waiting.drain(..).for_each(|thread| thread.unpark());
+    }
+}

@@ -1,0 +1,25 @@
+//! A device of another host, over raw Ethernet. The crate `remote` has the protocol, and this crate gives it packet sockets, threads, a
+//! clock, and on the target a device.
+//!
+//! A target is a [`Server`]: one thread has the sockets and the protocol, and workers make the device's blocking calls. An initiator is a
+//! [`RemoteDevice`]: each call sends its own frames, and one thread receives.
+//!
+//! `links` has the sockets, `owner` the record of who has an export, `workers` the device's calls, `server` the target, `url` names of remote
+//! devices, `inside` what the threads of an initiator share, and `device` the initiator.
+#![forbid(unsafe_code)]
+
+mod device;
+mod inside;
+mod links;
+mod null;
+mod owner;
+mod server;
+mod url;
+mod workers;
+
+pub use device::{AttachConfig, AttachError, RemoteDevice};
+pub use jericho_sys::packet::PacketError;
+pub use links::LinkError;
+pub use null::null_device;
+pub use server::{ServeConfig, ServeError, Server};
+pub use url::{Remote, UrlError};

@@ -1,0 +1,140 @@
+//! The packet sockets of a target or an initiator.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use jericho_format::wire::{HEADER_BYTES, MTU_MIN, PAYLOAD_BYTES_MAX};
+use jericho_remote::{Entropy, Frame, Link};
+use jericho_sys::packet::{PacketError, PacketSocket};
+use jericho_sys::process;
+
+/// What is asked for as a receive buffer.
+const RECEIVE_BYTES: usize = 8 << 20;
+/// What the kernel counts for a frame of the largest size, with room to spare: 4 MiB hold 640 frames of 8 KiB.
+const FRAME_COST_BYTES: usize = 16 << 10;
+/// Most frames that a peer may have in flight, and the fewest.
+const CREDITS: std::ops::RangeInclusive<usize> = 4..=896;
+/// Frames taken from one socket before the others have their turn.
+const FRAMES_AT_ONCE: usize = 64;
+/// Room for the largest frame.
+const FRAME_BYTES_MAX: usize = HEADER_BYTES + PAYLOAD_BYTES_MAX + 64;
+
+/// Why the network interfaces cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// A socket could not be opened.
+    #[error(transparent)]
+    Packet(#[from] PacketError),
+    /// No interface was named.
+    #[error("no network interface was named; name one or more with --nic")]
+    None,
+    /// An MTU is too small.
+    #[error(
+        "the network interface {interface} has an MTU of {mtu} bytes; at least {MTU_MIN} are needed: `ip link set {interface} mtu {MTU_MIN}`"
+    )]
+    Mtu {
+        /// The interface.
+        interface: String,
+        /// Its MTU.
+        mtu: usize,
+    },
+}
+
+/// Sockets, one for each interface.
+pub(crate) struct Links {
+    sockets: Vec<PacketSocket>,
+    buffer: Vec<u8>,
+    start: Instant,
+    /// Frames that the kernel did not take. The protocol sends them again.
+    pub dropped: u64,
+}
+
+impl Links {
+    /// Opens a socket on each interface.
+    pub fn open(interfaces: &[String], ethertype: u16) -> Result<Links, LinkError> {
+        let mut sockets = Vec::new();
+        for interface in interfaces {
+            let socket = PacketSocket::open(interface, ethertype, RECEIVE_BYTES)?;
+            if socket.mtu() < MTU_MIN {
+                return Err(LinkError::Mtu {
+                    interface: interface.clone(),
+                    mtu: socket.mtu(),
+                });
+            }
+            sockets.push(socket);
+        }
+        if sockets.is_empty() {
+            return Err(LinkError::None);
+        }
+        Ok(Links {
+            sockets,
+            buffer: vec![0; FRAME_BYTES_MAX],
+            start: Instant::now(),
+            dropped: 0,
+        })
+    }
+
+    /// Returns what the protocol must know of the links.
+    pub fn links(&self) -> Vec<Link> {
+        let link = |socket: &PacketSocket| Link {
+            mac: socket.mac(),
+            mtu: socket.mtu(),
+            credit: (socket.receive_bytes() / FRAME_COST_BYTES)
+                .clamp(*CREDITS.start(), *CREDITS.end()) as u16,
+        };
+        self.sockets.iter().map(link).collect()
+    }
+
+    /// Returns the sockets.
+    pub fn sockets(&self) -> &[PacketSocket] {
+        &self.sockets
+    }
+
+    /// Returns the time of the protocol.
+    pub fn now(&self) -> Duration {
+        // Not zero: a time before the start must be possible.
+        self.start.elapsed() + Duration::from_secs(1000)
+    }
+
+    /// Sends a frame. `pool` has the bytes of its body.
+    pub fn send(&mut self, frame: &Frame, pool: &[u8]) {
+        let bytes = frame.to_bytes(pool);
+        let socket = &self.sockets[usize::from(frame.link)];
+        if let Err(error) = socket.send(&bytes) {
+            self.dropped += 1;
+            tracing::trace!(%error, link = frame.link, "a frame was not sent");
+        }
+    }
+
+    /// Takes the frames that have arrived, at most some from each link. `take` has the link and the frame. Returns whether more may have arrived.
+    pub fn receive(&mut self, mut take: impl FnMut(u16, &[u8])) -> bool {
+        let mut has_more = false;
+        for (link, socket) in (0..).zip(&self.sockets) {
+            let mut taken = 0;
+            while taken < FRAMES_AT_ONCE {
+                match socket.receive(&mut self.buffer) {
+                    Ok(Some(length)) if length <= self.buffer.len() => {
+                        take(link, &self.buffer[..length]);
+                    }
+                    // Longer than any frame of the protocol.
+                    Ok(Some(_)) => {}
+                    Ok(None) => break,
+                    Err(error) => {
+                        tracing::debug!(%error, link, "a link does not receive");
+                        break;
+                    }
+                }
+                taken += 1;
+            }
+            has_more |= taken == FRAMES_AT_ONCE;
+        }
+        has_more
+    }
+}
+
+/// Returns random numbers that nobody can guess.
+pub(crate) fn entropy() -> io::Result<Entropy> {
+    // The kernel may only fail the first call.
+    process::random_u64()?;
+    Ok(Box::new(|| process::random_u64().unwrap_or_default()))
+}

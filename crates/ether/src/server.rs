@@ -1,0 +1,312 @@
+//! A target: one thread that has the sockets and the protocol.
+
+use std::collections::HashMap;
+use std::io::{self, Read};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use jericho_remote::{Action, Body, ExportConfig, Owner, Target, TargetConfig, TargetOutput, Work};
+use jericho_storage::{AlignedBuffer, Device};
+use jericho_sys::poller::Poller;
+use jericho_sys::service;
+
+use crate::links::{LinkError, Links, entropy};
+use crate::owner::OwnerRecord;
+use crate::workers::{Ended, Job, Workers};
+
+/// Slots of a session.
+const SLOTS: u16 = 256;
+/// Pages of the pool of a session: 64 MiB.
+const POOL_PAGES: u32 = 16_384;
+/// Bytes of a page of a pool.
+const PAGE: usize = 4096;
+/// Key of the bell in the poller. Sockets have their number.
+const BELL: u64 = u64::MAX;
+
+/// What a target serves, and how.
+#[derive(Clone, Debug)]
+pub struct ServeConfig {
+    /// Name of this host.
+    pub host: String,
+    /// Name of the export.
+    pub name: String,
+    /// Names of network interfaces.
+    pub interfaces: Vec<String>,
+    /// Ethertype of the frames.
+    pub ethertype: u16,
+    /// Refuse writes.
+    pub is_read_only: bool,
+    /// Do not answer a search for all exports.
+    pub is_hidden: bool,
+    /// Directory of the record of who has the export. `None`: no record, so that no initiator can go on after a restart.
+    pub state: Option<PathBuf>,
+}
+
+/// Why a target could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// A network interface cannot be used.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// A name is empty or too long.
+    #[error(
+        "{0}: the name of a host or an export needs 1 to 64 bytes, without slashes and control characters"
+    )]
+    Name(String),
+    /// The record cannot be read or written.
+    #[error("cannot keep the record of who uses the export in {}: {source}; choose a directory with --state", .path.display())]
+    State {
+        /// The directory.
+        path: PathBuf,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// Another error.
+    #[error("cannot {action}: {source}")]
+    Io {
+        /// For example "start threads".
+        action: &'static str,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+}
+
+/// A running target.
+pub struct Server {
+    /// Dropping it ends the thread.
+    stop: Option<Sender<()>>,
+    bell: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Serves a device. The caller holds the device's claim for as long as the server runs, so that no other process uses it.
+    pub fn start(device: Arc<dyn Device>, config: &ServeConfig) -> Result<Server, ServeError> {
+        let failed = |action| move |source| ServeError::Io { action, source };
+        let links = Links::open(&config.interfaces, config.ethertype)?;
+        let record = open_record(&*device, config)?;
+        let last_owner = match &record {
+            Some(record) => record.read().map_err(|source| ServeError::State {
+                path: record.path().to_owned(),
+                source,
+            })?,
+            None => None,
+        };
+        let export = ExportConfig {
+            name: config.name.clone(),
+            size_bytes: device.size_bytes(),
+            is_read_only: config.is_read_only || device.is_read_only(),
+            is_hidden: config.is_hidden,
+            last_owner,
+        };
+        let target_config = TargetConfig {
+            host: config.host.clone(),
+            ethertype: config.ethertype,
+            slots: SLOTS,
+            pool_pages: POOL_PAGES,
+        };
+        let random = entropy().map_err(failed("get random numbers"))?;
+        let target = Target::new(target_config, &links.links(), vec![export], random);
+        let target = target.ok_or_else(|| ServeError::Name(config.name.clone()))?;
+        let (near, far) = UnixStream::pair().map_err(failed("make a socket"))?;
+        for end in [&near, &far] {
+            end.set_nonblocking(true).map_err(failed("make a socket"))?;
+        }
+        let poller = Poller::new().map_err(failed("watch sockets"))?;
+        for (key, socket) in (0..).zip(links.sockets()) {
+            poller.add(socket, key).map_err(failed("watch sockets"))?;
+        }
+        poller.add(&near, BELL).map_err(failed("watch sockets"))?;
+        let bell = far.try_clone().map_err(failed("make a socket"))?;
+        let workers = Workers::start(device, far).map_err(failed("start threads"))?;
+        let (stop, stopped) = channel();
+        let serving = Serving {
+            target,
+            links,
+            poller,
+            workers,
+            bell: near,
+            pools: HashMap::new(),
+            record,
+            stopped,
+        };
+        let thread = service::spawn("serve", move || serving.run());
+        Ok(Server {
+            stop: Some(stop),
+            bell,
+            thread: Some(thread.map_err(failed("start threads"))?),
+        })
+    }
+}
+
+impl Drop for Server {
+    /// Waits for the operations that the device has begun. Sends nothing: initiators find the target again when it is back.
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        // EAGAIN: many bytes are there already.
+        let _ = io::Write::write(&mut self.bell, &[1]);
+        if let Some(thread) = self.thread.take() {
+            // A panic in a thread has ended the process.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn open_record(
+    device: &dyn Device,
+    config: &ServeConfig,
+) -> Result<Option<OwnerRecord>, ServeError> {
+    let Some(directory) = &config.state else {
+        return Ok(None);
+    };
+    let text = format!("{} {}", device.name(), device.size_bytes());
+    let record = OwnerRecord::open(directory, &config.name, &text);
+    record.map(Some).map_err(|source| ServeError::State {
+        path: directory.clone(),
+        source,
+    })
+}
+
+struct Serving {
+    target: Target,
+    links: Links,
+    poller: Poller,
+    workers: Workers,
+    /// Readable when an operation has ended, or the server must stop.
+    bell: UnixStream,
+    /// Session -> its memory.
+    pools: HashMap<u64, Vec<u8>>,
+    record: Option<OwnerRecord>,
+    /// Closed when the server must stop.
+    stopped: Receiver<()>,
+}
+
+impl Serving {
+    fn run(mut self) {
+        let mut ready = Vec::new();
+        let mut has_more = false;
+        loop {
+            let now = self.links.now();
+            let timeout = match has_more {
+                true => Some(Duration::ZERO),
+                false => self.target.timer().map(|time| time.saturating_sub(now)),
+            };
+            ready.clear();
+            if let Err(error) = self.poller.wait(&mut ready, timeout) {
+                tracing::error!(%error, "cannot wait for frames");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            if ready.contains(&BELL) {
+                let mut bytes = [0; 64];
+                while matches!((&self.bell).read(&mut bytes), Ok(1..)) {}
+                if let Err(std::sync::mpsc::TryRecvError::Disconnected) = self.stopped.try_recv() {
+                    return;
+                }
+            }
+            for ended in self.workers.take_ended() {
+                self.ended(ended);
+            }
+            has_more = self.receive();
+            let now = self.links.now();
+            self.target.poll(now);
+            self.perform();
+        }
+    }
+
+    /// Takes frames. Each one's payload is copied before what follows from it begins.
+    fn receive(&mut self) -> bool {
+        let (now, target, pools) = (self.links.now(), &mut self.target, &mut self.pools);
+        self.links.receive(|link, frame| {
+            if let Some(place) = target.on_frame(now, link, frame)
+                && let Some(pool) = pools.get_mut(&place.session)
+                && let Some((_, payload)) = jericho_format::wire::FrameHeader::split(frame)
+            {
+                let at = place.at_bytes as usize;
+                pool[at..at + payload.len()].copy_from_slice(payload);
+            }
+        })
+    }
+
+    fn ended(&mut self, ended: Ended) {
+        if let Work::Request {
+            session,
+            operation,
+            run,
+            ..
+        } = ended.work
+            && operation.action == Action::Read
+            && ended.result.is_ok()
+            && let Some(pool) = self.pools.get_mut(&session)
+        {
+            let at = run.offset_bytes() as usize;
+            let data = ended.data.as_slice();
+            pool[at..at + data.len()].copy_from_slice(data);
+        }
+        self.target.ended(ended.work, ended.result);
+    }
+
+    /// Performs the outputs of the protocol.
+    fn perform(&mut self) {
+        while let Some(output) = self.target.next_output() {
+            match output {
+                TargetOutput::Send(frame) => {
+                    let pool = match &frame.body {
+                        Body::Pool { session, .. } => self.pools.get(session),
+                        Body::Bytes(_) => None,
+                    };
+                    self.links.send(&frame, pool.map_or(&[], |pool| pool));
+                }
+                TargetOutput::OpenPool { session, pages } => {
+                    tracing::info!(session, "a session begins");
+                    self.pools.insert(session, vec![0; pages as usize * PAGE]);
+                }
+                TargetOutput::ClosePool { session } => {
+                    tracing::info!(session, "a session has ended");
+                    self.pools.remove(&session);
+                }
+                TargetOutput::Execute(work) => self.execute(work),
+                TargetOutput::RecordOwner { export, owner } => self.record_owner(export, &owner),
+            }
+        }
+    }
+
+    fn execute(&mut self, work: Work) {
+        let mut data = AlignedBuffer::new(0);
+        if let Work::Request {
+            session,
+            operation,
+            run,
+            ..
+        } = work
+            && operation.data_pages() > 0
+        {
+            data = AlignedBuffer::new(operation.length_bytes as usize);
+            if operation.is_change()
+                && let Some(pool) = self.pools.get(&session)
+            {
+                let at = run.offset_bytes() as usize;
+                let length = operation.length_bytes as usize;
+                data.as_mut_slice().copy_from_slice(&pool[at..at + length]);
+            }
+        }
+        self.workers.submit(Job { work, data });
+    }
+
+    /// Records the owner. If that fails, the session does not begin: the initiator asks again.
+    fn record_owner(&mut self, export: usize, owner: &Owner) {
+        if let Some(record) = &self.record
+            && let Err(error) = record.write(owner)
+        {
+            tracing::error!(%error, path = %record.path().display(), "cannot record who uses the export");
+            return;
+        }
+        if owner.is_attached {
+            let now = self.links.now();
+            self.target.owner_recorded(now, export);
+        }
+    }
+}

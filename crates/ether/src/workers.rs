@@ -1,0 +1,166 @@
+//! Threads that make the blocking calls of a target's device.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use jericho_remote::{Action, Operation, Work, WorkError};
+use jericho_storage::{AlignedBuffer, Device, IoError};
+use jericho_sys::{errno, service};
+
+/// Number of threads: enough for the depth at which a disk reaches its rate.
+const THREADS: usize = 8;
+
+/// An operation of the device, with the memory of its data.
+pub(crate) struct Job {
+    pub work: Work,
+    pub data: AlignedBuffer,
+}
+
+/// The end of an operation. A read has its data.
+pub(crate) struct Ended {
+    pub work: Work,
+    pub data: AlignedBuffer,
+    pub result: Result<(), WorkError>,
+}
+
+pub(crate) struct Workers {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    device: Arc<dyn Device>,
+    jobs: Mutex<Jobs>,
+    changed: Condvar,
+    ended: Mutex<Vec<Ended>>,
+    /// A byte in it wakes the owner.
+    bell: UnixStream,
+}
+
+#[derive(Default)]
+struct Jobs {
+    waiting: VecDeque<Job>,
+    is_closed: bool,
+}
+
+/// Ignores poisoning: no user of these locks can leave them in a bad state.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Workers {
+    /// Starts threads. `bell` is non-blocking, and becomes readable at its other end when operations have ended.
+    pub fn start(device: Arc<dyn Device>, bell: UnixStream) -> io::Result<Workers> {
+        let shared = Arc::new(Shared {
+            device,
+            jobs: Mutex::default(),
+            changed: Condvar::new(),
+            ended: Mutex::default(),
+            bell,
+        });
+        let mut workers = Workers {
+            shared,
+            threads: Vec::new(),
+        };
+        for number in 0..THREADS {
+            let shared = Arc::clone(&workers.shared);
+            let thread = service::spawn(format!("serve-io-{number}"), move || shared.work())?;
+            workers.threads.push(thread);
+        }
+        Ok(workers)
+    }
+
+    /// Begins an operation.
+    pub fn submit(&self, job: Job) {
+        lock(&self.shared.jobs).waiting.push_back(job);
+        self.shared.changed.notify_one();
+    }
+
+    /// Returns the operations that have ended since the last call.
+    pub fn take_ended(&self) -> Vec<Ended> {
+        std::mem::take(&mut lock(&self.shared.ended))
+    }
+}
+
+impl Drop for Workers {
+    /// Waits for the operations that have begun.
+    fn drop(&mut self) {
+        lock(&self.shared.jobs).is_closed = true;
+        self.shared.changed.notify_all();
+        for thread in self.threads.drain(..) {
+            // A panic in a thread has ended the process.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn work(&self) {
+        while let Some(mut job) = self.next() {
+            let result = perform(&*self.device, &job.work, &mut job.data);
+            let ended = Ended {
+                work: job.work,
+                data: job.data,
+                result,
+            };
+            let was_empty = {
+                let mut all = lock(&self.ended);
+                all.push(ended);
+                all.len() == 1
+            };
+            if was_empty {
+                // EAGAIN: many bytes are there already.
+                let _ = (&self.bell).write(&[1]);
+            }
+        }
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut jobs = lock(&self.jobs);
+        loop {
+            if jobs.is_closed {
+                return None;
+            }
+            if let Some(job) = jobs.waiting.pop_front() {
+                return Some(job);
+            }
+            jobs = self
+                .changed
+                .wait(jobs)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+fn perform(device: &dyn Device, work: &Work, data: &mut AlignedBuffer) -> Result<(), WorkError> {
+    let operation = match work {
+        Work::Flush { .. } => Operation::flush(),
+        Work::Request { operation, .. } => *operation,
+    };
+    let (offset, length) = (operation.offset_bytes, operation.length_bytes);
+    let result = match operation.action {
+        Action::Read => device.read_at(offset, data.as_mut_slice()),
+        Action::Write { is_durable: false } => device.write_at(offset, data.as_slice()),
+        Action::Write { is_durable: true } => device.write_durable(offset, data.as_slice()),
+        // A device makes zeros durable in any case.
+        Action::WriteZeroes { .. } => device.write_zeros(offset, length.into()),
+        Action::Discard => match device.discard(offset, length.into()) {
+            // The contents are unspecified after a discard, so they may as well stay.
+            Err(error) if error.is_unsupported() => Ok(()),
+            discarded => discarded,
+        },
+        Action::Flush => device.flush(),
+    };
+    result.map_err(|error| failed(&error))
+}
+
+fn failed(error: &IoError) -> WorkError {
+    tracing::warn!(%error, "an operation of the device failed");
+    WorkError {
+        errno: u16::try_from(error.errno()).unwrap_or(errno::EIO as u16),
+        loses_writes: error.operation == "flush",
+    }
+}

@@ -1,0 +1,192 @@
+//! A target and initiators on a pair of virtual Ethernet interfaces, in a network namespace that this test makes. Runs without root.
+
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jericho_ether::{AttachConfig, AttachError, RemoteDevice, ServeConfig, Server, null_device};
+use jericho_storage::{Device, OpenOptions, open_device};
+
+const INSIDE: &str = "JERICHO_TEST_INSIDE";
+const PAGE: usize = 4096;
+
+/// Runs a test again in a network namespace with two joined interfaces, t0 and i0. Returns whether this process is inside.
+fn inside(test: &str) -> bool {
+    if std::env::var_os(INSIDE).is_some() {
+        return true;
+    }
+    let me = std::env::current_exe().expect("this program");
+    let script = "ip link add t0 mtu 9000 type veth peer name i0 mtu 9000 && ip link set t0 up && ip link set i0 up && exec \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["-Urn", "sh", "-c", script, "sh"]);
+    command.arg(me).args([test, "--exact", "--nocapture"]);
+    let status = command.env(INSIDE, "1").arg0("unshare").status();
+    assert!(
+        status.expect("unshare(1) of util-linux").success(),
+        "{test} failed inside"
+    );
+    false
+}
+
+fn serve(device: Arc<dyn Device>, state: Option<&Path>) -> Server {
+    let config = ServeConfig {
+        host: "hostb".into(),
+        name: "data".into(),
+        interfaces: vec!["t0".into()],
+        ethertype: 0x88B5,
+        is_read_only: false,
+        is_hidden: false,
+        state: state.map(Path::to_path_buf),
+    };
+    Server::start(device, &config).expect("a server")
+}
+
+fn config() -> AttachConfig {
+    AttachConfig {
+        remote: "tyche://hostb/data".parse().expect("a name"),
+        interfaces: vec!["i0".into()],
+        ethertype: 0x88B5,
+        take_over: false,
+        replay: true,
+        patience: Duration::from_secs(10),
+        dead_after: None,
+    }
+}
+
+fn attach() -> Arc<RemoteDevice> {
+    RemoteDevice::attach(&config()).expect("a device")
+}
+
+fn file(dir: &Path, size: u64) -> Arc<dyn Device> {
+    let options = OpenOptions {
+        create_size: Some(size),
+        ..OpenOptions::default()
+    };
+    open_device(&dir.join("disk"), options).expect("a file")
+}
+
+fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    let mut random = jericho_sim::Random::new(seed);
+    let words = (0..length / 8).flat_map(|_| random.next_u64().to_le_bytes());
+    words.collect()
+}
+
+#[test]
+fn what_is_written_by_the_initiator_is_on_the_targets_file() {
+    if !inside("what_is_written_by_the_initiator_is_on_the_targets_file") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let disk = file(dir.path(), 64 << 20);
+    let _server = serve(Arc::clone(&disk), Some(dir.path()));
+    let device = attach();
+    assert_eq!(device.size_bytes(), 64 << 20);
+    let big = pattern(1, 40 << 20);
+    device.write_at(8 << 20, &big).expect("a write of 40 MiB");
+    device
+        .write_durable(0, &pattern(2, PAGE))
+        .expect("a durable write");
+    device.write_zeros(16 << 20, 1 << 20).expect("zeros");
+    device.flush().expect("a flush");
+    let mut expected = big.clone();
+    expected[8 << 20..9 << 20].fill(0);
+    for source in [device.clone() as Arc<dyn Device>, disk] {
+        let mut read = vec![0; 40 << 20];
+        source.read_at(8 << 20, &mut read).expect("a read");
+        assert!(read == expected, "{}", source.name());
+        source.read_at(0, &mut read[..PAGE]).expect("a read");
+        assert!(read[..PAGE] == pattern(2, PAGE));
+    }
+    device.discard(0, 1 << 20).expect("a discard");
+    assert!(device.read_at(64 << 20, &mut [0; PAGE]).is_err());
+    assert!(device.read_at(7, &mut [0; PAGE]).is_err());
+}
+
+#[test]
+fn threads_use_a_device_at_the_same_time() {
+    if !inside("threads_use_a_device_at_the_same_time") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let _server = serve(file(dir.path(), 64 << 20), Some(dir.path()));
+    let device = attach();
+    std::thread::scope(|scope| {
+        for thread in 0..8_u64 {
+            let device = &device;
+            scope.spawn(move || {
+                let own = (thread as usize) << 23;
+                for round in 0..200 {
+                    let at = (own + (round as usize * 7 % 100) * PAGE) as u64;
+                    let bytes = pattern(thread << 32 | round, PAGE * (1 + round as usize % 5));
+                    device.write_at(at, &bytes).expect("a write");
+                    if round % 20 == 0 {
+                        device.flush().expect("a flush");
+                    }
+                    let mut read = vec![0; bytes.len()];
+                    device.read_at(at, &mut read).expect("a read");
+                    assert!(read == bytes);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_target_that_was_restarted_gets_what_it_may_have_lost() {
+    if !inside("a_target_that_was_restarted_gets_what_it_may_have_lost") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let disk = file(dir.path(), 64 << 20);
+    let server = serve(Arc::clone(&disk), Some(dir.path()));
+    let device = attach();
+    let bytes = pattern(3, 1 << 20);
+    device.write_at(0, &bytes).expect("a write");
+    drop(server);
+    // A reset of the host would have lost this.
+    disk.write_at(0, &vec![0; 1 << 20]).expect("a write");
+    let _server = serve(disk, Some(dir.path()));
+    let mut read = vec![0; 1 << 20];
+    device.read_at(0, &mut read).expect("a read");
+    assert!(read == bytes);
+    assert!(device.replayed() > 0);
+    device.flush().expect("a flush");
+}
+
+#[test]
+fn a_second_client_and_a_missing_target_are_named() {
+    if !inside("a_second_client_and_a_missing_target_are_named") {
+        return;
+    }
+    let missing = AttachConfig {
+        patience: Duration::from_millis(100),
+        ..config()
+    };
+    let error = RemoteDevice::attach(&missing).err().expect("no target");
+    assert!(matches!(error, AttachError::Missing { .. }), "{error}");
+    let _server = serve(null_device(1 << 30), None);
+    let device = attach();
+    let error = RemoteDevice::attach(&config()).err().expect("in use");
+    assert!(matches!(error, AttachError::Busy(_)), "{error}");
+    // After its end the next one gets it at once.
+    drop(device);
+    let begun = Instant::now();
+    let device = attach();
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    device.flush().expect("a flush");
+    let other = AttachConfig {
+        remote: "tyche://hostb/other".parse().expect("a name"),
+        patience: Duration::from_millis(100),
+        ..config()
+    };
+    let error = RemoteDevice::attach(&other).err().expect("no such export");
+    assert!(matches!(error, AttachError::Missing { .. }), "{error}");
+    let lost = AttachConfig {
+        interfaces: vec!["nothing0".into()],
+        ..other
+    };
+    let error = RemoteDevice::attach(&lost).err().expect("no interface");
+    assert!(error.to_string().contains("nothing0"), "{error}");
+}

@@ -1,0 +1,254 @@
+//! Packet sockets: frames of one Ethertype on one network interface (packet(7)).
+
+use std::ffi::CString;
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// A socket that sends and receives whole Ethernet frames of one Ethertype on one interface. It does not see the frames that this host
+/// sends, except for those of other interfaces.
+#[derive(Debug)]
+pub struct PacketSocket {
+    fd: OwnedFd,
+    index: i32,
+    mac: [u8; 6],
+    mtu: usize,
+    receive_bytes: usize,
+}
+
+/// Why a socket could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum PacketError {
+    /// There is no such interface.
+    #[error("there is no network interface {0}; `ip link` shows those that exist")]
+    Missing(String),
+    /// The interface is no Ethernet interface.
+    #[error("the network interface {0} is not an Ethernet interface")]
+    Kind(String),
+    /// The interface is down.
+    #[error("the network interface {0} is down; bring it up with `ip link set {0} up`")]
+    Down(String),
+    /// The process may not use packet sockets.
+    #[error(
+        "no permission to send raw frames on {0}: it needs the capability CAP_NET_RAW; run as root, or in a network namespace of your own"
+    )]
+    Denied(String),
+    /// Another error.
+    #[error("cannot {action} on the network interface {interface}: {source}")]
+    Io {
+        /// For example "open a packet socket".
+        action: &'static str,
+        /// The interface.
+        interface: String,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+}
+
+impl PacketSocket {
+    /// Opens a non-blocking socket on an interface. Asks for a receive buffer of `receive_bytes`; the kernel may give less.
+    pub fn open(
+        interface: &str,
+        ethertype: u16,
+        receive_bytes: usize,
+    ) -> Result<PacketSocket, PacketError> {
+        let name = || interface.to_owned();
+        let failed = |action| {
+            let interface = interface.to_owned();
+            move |source: io::Error| match source.raw_os_error() {
+                Some(libc::EPERM | libc::EACCES) => PacketError::Denied(interface),
+                _ => PacketError::Io {
+                    action,
+                    interface,
+                    source,
+                },
+            }
+        };
+        let text = CString::new(interface).map_err(|_| PacketError::Missing(name()))?;
+        // SAFETY: `text` is a string that ends in a zero.
+        let index = unsafe { libc::if_nametoindex(text.as_ptr()) };
+        if index == 0 || interface.len() >= libc::IFNAMSIZ {
+            return Err(PacketError::Missing(name()));
+        }
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // Protocol 0: no frame arrives before `bind`, from whatever interface.
+        // SAFETY: the call takes numbers only.
+        let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+        if fd < 0 {
+            return Err(failed("open a packet socket")(io::Error::last_os_error()));
+        }
+        // SAFETY: `fd` is a descriptor that nothing else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let flags = request(&fd, interface, libc::SIOCGIFFLAGS).map_err(failed("ask the state"))?;
+        // SAFETY: SIOCGIFFLAGS has filled this member of the union.
+        let flags = i32::from(unsafe { flags.ifr_ifru.ifru_flags });
+        if flags & libc::IFF_UP == 0 {
+            return Err(PacketError::Down(name()));
+        }
+        let address =
+            request(&fd, interface, libc::SIOCGIFHWADDR).map_err(failed("ask the address"))?;
+        // SAFETY: SIOCGIFHWADDR has filled this member of the union.
+        let address = unsafe { address.ifr_ifru.ifru_hwaddr };
+        if address.sa_family != libc::ARPHRD_ETHER {
+            return Err(PacketError::Kind(name()));
+        }
+        let mtu = request(&fd, interface, libc::SIOCGIFMTU).map_err(failed("ask the MTU"))?;
+        // SAFETY: SIOCGIFMTU has filled this member of the union.
+        let mtu = unsafe { mtu.ifr_ifru.ifru_mtu };
+        let mut socket = PacketSocket {
+            fd,
+            index: index as i32,
+            mac: std::array::from_fn(|byte| address.sa_data[byte] as u8),
+            mtu: mtu.max(0) as usize,
+            receive_bytes: 0,
+        };
+        socket
+            .set_option(libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
+            .map_err(failed("ignore outgoing frames"))?;
+        // SO_RCVBUF is doubled by the kernel, and limited by net.core.rmem_max. Only CAP_NET_ADMIN may exceed the limit.
+        let wanted = i32::try_from(receive_bytes / 2).unwrap_or(i32::MAX);
+        socket
+            .set_option(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, wanted)
+            .or_else(|_| socket.set_option(libc::SOL_SOCKET, libc::SO_RCVBUF, wanted))
+            .map_err(failed("set the receive buffer"))?;
+        socket.receive_bytes = socket
+            .receive_buffer()
+            .map_err(failed("ask the receive buffer"))?;
+        socket.bind(ethertype).map_err(failed("receive frames"))?;
+        Ok(socket)
+    }
+
+    /// Returns the interface's MAC address.
+    pub fn mac(&self) -> [u8; 6] {
+        self.mac
+    }
+
+    /// Returns the interface's MTU in bytes.
+    pub fn mtu(&self) -> usize {
+        self.mtu
+    }
+
+    /// Returns the size of the receive buffer as the kernel counts it: each frame uses more than its length.
+    pub fn receive_bytes(&self) -> usize {
+        self.receive_bytes
+    }
+
+    /// Sends a frame, with its Ethernet header. Fails with EAGAIN or ENOBUFS when the interface's queue is full, ENETDOWN when the interface is down, EMSGSIZE when the
+    /// frame is longer than the MTU allows.
+    pub fn send(&self, frame: &[u8]) -> io::Result<()> {
+        // SAFETY: the pointer and the length are those of `frame`.
+        let sent = unsafe {
+            libc::send(
+                self.fd.as_raw_fd(),
+                frame.as_ptr().cast(),
+                frame.len(),
+                libc::MSG_DONTWAIT,
+            )
+        };
+        match sent {
+            0.. => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Receives a frame, with its Ethernet header. Returns its length, which is greater than that of `buffer` if the frame was cut off, or `None` when none
+    /// has arrived. Fails with ENETDOWN, once, when the interface went down.
+    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+        // SAFETY: the pointer and the length are those of `buffer`.
+        let length = unsafe {
+            libc::recv(
+                self.fd.as_raw_fd(),
+                buffer.as_mut_ptr().cast(),
+                buffer.len(),
+                flags,
+            )
+        };
+        if length >= 0 {
+            return Ok(Some(length as usize));
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+            _ => Err(error),
+        }
+    }
+
+    fn set_option(&self, level: i32, option: i32, value: i32) -> io::Result<()> {
+        let length = size_of::<i32>() as libc::socklen_t;
+        // SAFETY: the pointer and the length are those of `value`.
+        let result = unsafe {
+            libc::setsockopt(
+                self.fd.as_raw_fd(),
+                level,
+                option,
+                (&raw const value).cast(),
+                length,
+            )
+        };
+        match result {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    fn receive_buffer(&self) -> io::Result<usize> {
+        let mut value = 0_i32;
+        let mut length = size_of::<i32>() as libc::socklen_t;
+        // SAFETY: the pointers are those of `value` and of its length.
+        let result = unsafe {
+            libc::getsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_RCVBUF,
+                (&raw mut value).cast(),
+                &raw mut length,
+            )
+        };
+        match result {
+            0 => Ok(value.max(0) as usize),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    fn bind(&self, ethertype: u16) -> io::Result<()> {
+        // SAFETY: all zeros are a valid sockaddr_ll.
+        let mut address: libc::sockaddr_ll = unsafe { MaybeUninit::zeroed().assume_init() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = ethertype.to_be();
+        address.sll_ifindex = self.index;
+        let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        // SAFETY: the pointer and the length are those of `address`.
+        let result =
+            unsafe { libc::bind(self.fd.as_raw_fd(), (&raw const address).cast(), length) };
+        match result {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl AsFd for PacketSocket {
+    /// Returns the socket, which is readable when a frame has arrived.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Socket option of SOL_PACKET (linux/if_packet.h), which the crate `libc` lacks for some targets.
+const PACKET_IGNORE_OUTGOING: i32 = 23;
+
+/// Asks the kernel about an interface (netdevice(7)).
+fn request(fd: &OwnedFd, interface: &str, what: libc::Ioctl) -> io::Result<libc::ifreq> {
+    // SAFETY: all zeros are a valid ifreq.
+    let mut request: libc::ifreq = unsafe { MaybeUninit::zeroed().assume_init() };
+    for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
+        *to = from as libc::c_char;
+    }
+    // SAFETY: these requests read the name from an ifreq and write their answer to it.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), what, &raw mut request) };
+    match result {
+        0 => Ok(request),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
