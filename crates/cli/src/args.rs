@@ -57,6 +57,8 @@ pub enum Command {
     Place(PlaceArgs),
     /// Check a volume that is not mounted
     Check(CheckArgs),
+    /// Serve a file or block device to another host over raw Ethernet
+    Serve(ServeArgs),
     /// Show the NUMA nodes that Jericho uses
     Topology(TopologyArgs),
     /// Print a completion script for a shell
@@ -494,6 +496,61 @@ pub struct CheckArgs {
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  jericho serve /dev/nvme0n1 --name data --nic eth1 --no-auth
+  jericho serve disk.img --name data --nic eth1,eth2 --no-auth --read-only
+  jericho serve null:1G --name empty --nic eth1 --no-auth     completes without I/O, to measure the network
+
+Serves in the foreground until SIGTERM or SIGINT. The other host names the device tyche://HOST/NAME. One client at a time uses it. \
+If the device's host restarts, the client sends again what it had not flushed, and nobody else gets the device meanwhile: jericho keeps a record of the client in \
+a file of --state.
+
+There are no keys yet: everybody on these networks can read and change the device. --no-auth says that this is wanted.")]
+pub struct ServeArgs {
+    /// File or block device, or null:SIZE
+    pub device: PathBuf,
+    /// Name of the device for other hosts
+    #[arg(long)]
+    pub name: String,
+    /// Network interfaces, separated by commas
+    #[arg(long, value_name = "IF", value_delimiter = ',', required = true)]
+    pub nic: Vec<String>,
+    /// Name of this host for other hosts [default: the host name]
+    #[arg(long)]
+    pub host: Option<String>,
+    /// Refuse writes
+    #[arg(long)]
+    pub read_only: bool,
+    /// Serve without keys: everybody on these networks can use the device
+    #[arg(long)]
+    pub no_auth: bool,
+    /// Answer only those who name the device
+    #[arg(long)]
+    pub hidden: bool,
+    /// Ethertype of the frames
+    #[arg(long, value_name = "NUMBER", default_value = "0x88b5", value_parser = ethertype)]
+    pub ethertype: u16,
+    /// Directory of the record of who uses the device [default: /var/lib/jericho/serve, or below $XDG_STATE_HOME]
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+}
+
+/// Parses an Ethertype: a number from 0x600 on, decimal or hexadecimal.
+fn ethertype(text: &str) -> Result<u16, String> {
+    let number = match text.strip_prefix("0x") {
+        Some(digits) => u16::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    let expected = "expected a number from 0x600 to 0xffff";
+    let number = number.map_err(|_| expected.to_owned())?;
+    // Smaller numbers are lengths (IEEE 802.3).
+    (number >= 0x600)
+        .then_some(number)
+        .ok_or(expected.to_owned())
 }
 
 #[derive(Args, Debug)]

@@ -1,6 +1,6 @@
 //! The `jericho` command: formats, mounts, inspects and checks volumes.
 //!
-//! Reading order: `args` (the contract with scripts), then one module per subcommand. `serve` is the daemon; `mount` and `run`
+//! Reading order: `args` (the contract with scripts), then one module per subcommand. `serve` is the daemon of a mount; `mount` and `run`
 //! start this program again to run it. A subcommand talks to the daemon of a mount through extended attributes (`control`).
 #![forbid(unsafe_code)]
 
@@ -25,6 +25,7 @@ mod place;
 mod preload;
 mod run;
 mod serve;
+mod serve_device;
 mod size;
 mod stat;
 mod sync;
@@ -79,6 +80,7 @@ fn run(command: Command) -> Outcome {
         Command::Where(a) => whereis::run(&a),
         Command::Place(a) => place::run(&a),
         Command::Check(a) => check::run(&a),
+        Command::Serve(a) => serve_device::run(&a),
         Command::Topology(a) => topology::run(&a),
         Command::Completions(a) => generate::completions(&a),
         Command::Keeper => keeper::run(),

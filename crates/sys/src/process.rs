@@ -257,6 +257,12 @@ pub fn effective_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
+/// Returns the name of this host: uname(2).
+pub fn host_name() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_string_lossy().into_owned()
+}
+
 /// Returns the group that started this process.
 pub fn gid() -> u32 {
     rustix::process::getgid().as_raw()

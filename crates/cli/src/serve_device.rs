@@ -1,0 +1,115 @@
+//! `jericho serve`: a device for another host, over raw Ethernet.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use jericho_ether::{Remote, ServeConfig, Server, null_device};
+use jericho_storage::{Access, BLOCK_BYTES, Claim, Device, OpenOptions, open_device};
+use jericho_sys::process;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::args::ServeArgs;
+use crate::failure::{Context, Failure, Outcome, print};
+use crate::{logging, notify, size};
+
+/// Prefix of a device that completes without I/O.
+const NULL: &str = "null:";
+
+pub fn run(args: &ServeArgs) -> Outcome {
+    if !args.no_auth {
+        return Err(Failure::new(
+            "there are no keys yet; to let everybody on these networks read and change the device, give --no-auth",
+        ));
+    }
+    for name in [Some(&args.name), args.host.as_ref()].into_iter().flatten() {
+        if !Remote::is_name(name) {
+            return Err(Failure::new(format!(
+                "{name:?}: a name needs 1 to 64 bytes, without slashes and control characters"
+            )));
+        }
+    }
+    logging::start();
+    // Before the device is served: a signal from then on ends the server in order.
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot listen for signals")?;
+    let (device, claim) = open(args)?;
+    let config = ServeConfig {
+        host: match &args.host {
+            Some(host) => host.clone(),
+            None => process::host_name(),
+        },
+        name: args.name.clone(),
+        interfaces: args.nic.clone(),
+        ethertype: args.ethertype,
+        is_read_only: args.read_only,
+        is_hidden: args.hidden,
+        state: match claim {
+            // Nothing is lost with a device that keeps nothing.
+            None => None,
+            Some(_) => Some(state(args)?),
+        },
+    };
+    let server =
+        Server::start(Arc::clone(&device), &config).map_err(|e| Failure::new(e.to_string()))?;
+    let url = format!("tyche://{}/{}", config.host, config.name);
+    tracing::warn!(
+        "everybody on {} can read and change {}",
+        args.nic.join(", "),
+        device.name()
+    );
+    print(&format!("serving {} as {url}\n", device.name()))?;
+    notify::ready(&format!("serving {} as {url}", device.name()));
+    let _ = signals.forever().next();
+    notify::stopping();
+    drop(server);
+    if !device.is_read_only() {
+        device.flush().context("cannot flush")?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Opens the device, and claims it unless it is a null device.
+fn open(args: &ServeArgs) -> Result<(Arc<dyn Device>, Option<Claim>), Failure> {
+    if let Some(bytes) = args
+        .device
+        .to_str()
+        .and_then(|text| text.strip_prefix(NULL))
+    {
+        let bytes = size::parse(bytes).map_err(Failure::new)?;
+        let whole = bytes / BLOCK_BYTES * BLOCK_BYTES;
+        return match whole {
+            0 => Err(Failure::new(format!(
+                "{NULL}{bytes}: a device has {BLOCK_BYTES} bytes at least"
+            ))),
+            whole => Ok((null_device(whole), None)),
+        };
+    }
+    let access = match args.read_only {
+        true => Access::Shared,
+        false => Access::Exclusive,
+    };
+    let claim =
+        Claim::take(&args.device, access, false).map_err(|e| Failure::new(e.to_string()))?;
+    let options = OpenOptions {
+        read_only: args.read_only,
+        ..OpenOptions::default()
+    };
+    let device = open_device(&args.device, options).map_err(|e| Failure::new(e.to_string()))?;
+    Ok((device, Some(claim)))
+}
+
+/// Returns the directory of the record.
+fn state(args: &ServeArgs) -> Result<PathBuf, Failure> {
+    if let Some(state) = &args.state {
+        return Ok(state.clone());
+    }
+    let home = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    if process::effective_uid() == 0 {
+        return Ok("/var/lib/jericho/serve".into());
+    }
+    let base = home("XDG_STATE_HOME").or_else(|| Some(home("HOME")?.join(".local/state")));
+    base.map(|base| base.join("jericho/serve")).ok_or_else(|| {
+        Failure::new("there is no directory for the record of who uses the device: set HOME, or give --state")
+    })
+}
