@@ -10,7 +10,9 @@ use jericho_storage::Device;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [interface, url, what, bytes, threads, seconds] = &arguments[..] else {
-        return Err("arguments: INTERFACE tyche://HOST/NAME read|write BYTES THREADS SECONDS".into());
+        return Err(
+            "arguments: INTERFACE tyche://HOST/NAME read|write BYTES THREADS SECONDS".into(),
+        );
     };
     let (bytes, threads, seconds): (usize, u64, f64) =
         (bytes.parse()?, threads.parse()?, seconds.parse()?);

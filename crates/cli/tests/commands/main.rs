@@ -24,4 +24,5 @@ mod output;
 mod pjdfstest;
 mod preallocation;
 mod run;
+mod serve;
 mod trim;

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use jericho_format::wire::{FrameHeader, frame_kind};
+use jericho_format::wire::{CompletionRecord, FrameHeader, HEADER_BYTES, frame_kind};
 use jericho_remote::{Action, Ended};
 use jericho_sim::WireFaults;
+use zerocopy::FromBytes;
 
 use crate::world::{Settings, World};
 
@@ -36,11 +37,11 @@ fn flush(world: &mut World, host: usize) -> Result<(), i32> {
     world.result(host, tag)
 }
 
-fn is_of_a_write(header: &FrameHeader) -> bool {
+fn is_of_a_write(header: &FrameHeader, _: &[u8]) -> bool {
     header.destination[4] == 0 && [frame_kind::REQUESTS, frame_kind::DATA].contains(&header.kind)
 }
 
-fn is_from_target(header: &FrameHeader) -> bool {
+fn is_from_target(header: &FrameHeader, _: &[u8]) -> bool {
     header.source[4] == 0
 }
 
@@ -220,7 +221,7 @@ fn an_initiator_that_has_lost_the_export_never_writes_again() {
             world.start_target();
         }
         let waiting = world.submit(first, WRITE, 0, 1);
-        world.catch = Some(|header| header.source[4] == 1 || header.destination[4] == 1);
+        world.catch = Some(|header, _| header.source[4] == 1 || header.destination[4] == 1);
         world.wire.cut(0, false);
         let second = world.start_host(2, true);
         ok(&mut world, second, WRITE, 0, 1);
@@ -442,7 +443,7 @@ fn an_initiator_that_was_replaced_by_another_of_its_client_does_not_disturb_it()
     let (mut world, first) = world_of(1);
     ok(&mut world, first, WRITE, 0, 1);
     // The first one does not hear that it is fenced.
-    world.catch = Some(|header| header.source[4] == 1 || header.destination[4] == 1);
+    world.catch = Some(|header, _| header.source[4] == 1 || header.destination[4] == 1);
     let second = world.start_host(1, false);
     ok(&mut world, second, WRITE, 0, 1);
     world.catch = None;
@@ -455,6 +456,13 @@ fn an_initiator_that_was_replaced_by_another_of_its_client_does_not_disturb_it()
     assert_eq!(world.hosts[second].ended, None);
 }
 
+/// The first request of a host that has no other one has slot 0.
+fn is_completion_in_slot_0(header: &FrameHeader, frame: &[u8]) -> bool {
+    let records = <[CompletionRecord]>::ref_from_bytes(&frame[HEADER_BYTES..]);
+    let has_slot_0 = |records: &[CompletionRecord]| records.iter().any(|r| r.slot.get() == 0);
+    header.kind == frame_kind::COMPLETIONS && records.is_ok_and(has_slot_0)
+}
+
 #[test]
 fn a_read_does_not_return_a_write_that_may_still_be_lost() {
     for seed in 0..100 {
@@ -463,16 +471,33 @@ fn a_read_does_not_return_a_write_that_may_still_be_lost() {
         ok(&mut world, host, WRITE, 0, 1);
         assert_eq!(flush(&mut world, host), Ok(()));
         // The write is executed, but the initiator does not hear of it.
-        world.catch = Some(|header| header.kind == frame_kind::COMPLETIONS);
+        world.catch = Some(is_completion_in_slot_0);
         let write = world.submit(host, WRITE, 0, 1);
         world.run_until("a completion", |world| !world.caught.is_empty());
-        world.catch = None;
         let read = world.submit(host, Action::Read, 0, 1);
         world.run_for(Duration::from_micros(500));
+        world.catch = None;
         world.kill_target(true);
         world.start_target();
         ok(&mut world, host, Action::Read, 0, 1);
         assert_eq!(world.result(host, write), Ok(()));
         assert_eq!(world.result(host, read), Ok(()));
     }
+}
+
+#[test]
+fn a_handshake_of_a_dead_initiator_that_arrives_late_disturbs_nobody() {
+    let (mut world, dead) = world_of(1);
+    world.catch = Some(|header, _| header.kind == frame_kind::HANDSHAKE);
+    world.run_until("a handshake", |world| !world.caught.is_empty());
+    world.kill_host(dead);
+    world.catch = None;
+    let host = world.start_host(1, false);
+    ok(&mut world, host, WRITE, 0, 1);
+    for arrival in std::mem::take(&mut world.caught) {
+        world.arrive(&arrival);
+    }
+    world.run_for(Duration::from_secs(1));
+    ok(&mut world, host, WRITE, 0, 1);
+    assert_eq!(world.hosts[host].ended, None);
 }

@@ -99,8 +99,8 @@ pub struct World {
     tags: u64,
     seed: u64,
     starts: u64,
-    /// A frame for which it returns `true` is kept in `caught`.
-    pub catch: Option<fn(&FrameHeader) -> bool>,
+    /// A frame for which it returns `true` is kept in `caught`. It gets the header and the whole frame.
+    pub catch: Option<fn(&FrameHeader, &[u8]) -> bool>,
     pub caught: Vec<Arrival>,
     /// The frame with this number is lost.
     pub lose: Option<u64>,
@@ -517,7 +517,7 @@ impl World {
     }
 
     fn send(&mut self, frame: &Frame, to: u16, bytes: Vec<u8>) {
-        let caught = self.catch.is_some_and(|catch| catch(&frame.header));
+        let caught = self.catch.is_some_and(|catch| catch(&frame.header, &bytes));
         if caught {
             self.caught.push(Arrival {
                 link: frame.link,

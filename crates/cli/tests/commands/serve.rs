@@ -1,0 +1,129 @@
+//! `jericho serve`: what it refuses, and how it ends. `crates/ether` tests what it serves.
+
+use std::process::{Child, Command, Stdio};
+
+use super::support::commands::{kill, wait_until};
+use super::support::{Volume, fail, jericho};
+
+/// Returns `jericho serve` in a network namespace of its own with an interface t0, which is up.
+fn serve_inside(setup: &str, arguments: &[&str]) -> Command {
+    let serve = jericho(["serve"]);
+    let mut command = Command::new("unshare");
+    let script = format!("{setup}; exec \"$@\"");
+    command.args(["-Urn", "sh", "-c", &script, "sh"]);
+    command
+        .arg(serve.get_program())
+        .arg("serve")
+        .args(arguments);
+    command
+}
+
+const JOINED: &str = "ip link add t0 mtu 9000 type veth peer name i0 mtu 9000 && ip link set t0 up && ip link set i0 up";
+
+fn disk(volume: &Volume) -> String {
+    let path = volume.beside("disk");
+    let file = std::fs::File::create(&path).expect("a file");
+    file.set_len(16 << 20).expect("a size");
+    path.to_str().expect("a path").to_owned()
+}
+
+#[test]
+fn serving_is_refused_with_what_to_do() {
+    let volume = Volume::formatted();
+    let disk = disk(&volume);
+    let state = volume.beside("state");
+    let state = state.to_str().expect("a path");
+    let base = [&*disk, "--name", "data", "--nic", "t0", "--state", state];
+    let refused = |setup: &str, change: &dyn Fn(&mut Vec<&str>), expected: &[&str]| {
+        let mut arguments = base.to_vec();
+        arguments.push("--no-auth");
+        change(&mut arguments);
+        let message = fail(&mut serve_inside(setup, &arguments), 1);
+        for text in expected {
+            assert!(message.contains(text), "{message}");
+        }
+    };
+    refused(
+        JOINED,
+        &|a| a.retain(|x| *x != "--no-auth"),
+        &["--no-auth", "keys"],
+    );
+    refused("true", &|_| {}, &["t0", "ip link"]);
+    refused(
+        &JOINED.replace(" && ip link set t0 up", ""),
+        &|_| {},
+        &["t0", "down", "ip link set t0 up"],
+    );
+    refused(
+        &JOINED.replace("t0 mtu 9000", "t0 mtu 1400"),
+        &|_| {},
+        &["t0", "1400", "1500"],
+    );
+    refused(JOINED, &|a| a[2] = "a/b", &["a/b", "slashes"]);
+    refused(JOINED, &|a| a[0] = "/nowhere/disk", &["/nowhere/disk"]);
+    refused(
+        JOINED,
+        &|a| a[6] = "/proc/nowhere",
+        &["/proc/nowhere", "--state"],
+    );
+    refused(JOINED, &|a| a[0] = "null:0", &["size of 0"]);
+    let message = fail(&mut serve_inside("true", &base), 1);
+    assert!(message.contains("--no-auth"), "{message}");
+    // Without the capability.
+    let mut serve = serve_inside(
+        &format!("{JOINED}; exec setpriv --bounding-set=-net_raw --inh-caps=-net_raw \"$@\""),
+        &base,
+    );
+    let message = fail(serve.arg("--no-auth"), 1);
+    assert!(message.contains("CAP_NET_RAW"), "{message}");
+}
+
+struct Serving(Child);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // It has ended already in most tests.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_served_device_is_in_use_until_the_server_ends() {
+    let volume = Volume::formatted();
+    let disk = disk(&volume);
+    let state = volume.beside("state");
+    let state = state.to_str().expect("a path");
+    let arguments = [
+        &*disk,
+        "--name",
+        "data",
+        "--nic",
+        "t0",
+        "--state",
+        state,
+        "--no-auth",
+    ];
+    let mut command = serve_inside(JOINED, &arguments);
+    let mut serving = Serving(command.stdout(Stdio::piped()).spawn().expect("unshare(1)"));
+    let mut line = String::new();
+    let output = serving.0.stdout.take().expect("its output");
+    let mut output = std::io::BufReader::new(output);
+    std::io::BufRead::read_line(&mut output, &mut line).expect("a line");
+    assert!(
+        line.starts_with(&format!("serving {disk} as tyche://")),
+        "{line}"
+    );
+    assert!(line.ends_with("/data\n"), "{line}");
+    let message = fail(&mut serve_inside(JOINED, &arguments), 1);
+    assert!(message.contains("in use"), "{message}");
+    let message = fail(jericho(["format", "--force"]).arg(&disk), 1);
+    assert!(message.contains("in use"), "{message}");
+    kill("TERM", serving.0.id().into());
+    let mut status = None;
+    wait_until("the end of the server", || {
+        status = serving.0.try_wait().expect("a status");
+        status.is_some()
+    });
+    assert!(status.is_some_and(|status| status.success()), "{status:?}");
+}
