@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use jericho_sys::poller::Poller;
 use jericho_sys::timer::Timer;
 use jericho_sys::{errno, service};
 use siphasher::sip::SipHasher24;
+use siphasher::sip128::SipHasher24 as SipHasher128;
 
 use crate::inside::{Data, Inside};
 use crate::links::{LinkError, Links, entropy};
@@ -96,6 +98,8 @@ pub struct RemoteDevice {
     name: Arc<str>,
     attached: Attached,
     inside: Arc<Inside>,
+    /// Errno of the first flush or durable write that failed; 0: none has.
+    lost: AtomicI32,
     /// Ends the receiver when it is closed.
     stop: Option<UnixStream>,
     receiver: Option<JoinHandle<()>>,
@@ -114,7 +118,7 @@ impl RemoteDevice {
                 source,
             }
         };
-        let claim = claim(&config.remote)?;
+        let claim = claim(config)?;
         let links = Links::open(&config.interfaces, config.ethertype)?;
         let protocol = InitiatorConfig {
             host: config.remote.host.clone(),
@@ -152,6 +156,7 @@ impl RemoteDevice {
                 is_read_only: false,
             },
             inside,
+            lost: AtomicI32::new(0),
             stop: Some(stop),
             receiver: Some(receiver.map_err(failed("start a thread"))?),
             _claim: claim,
@@ -231,6 +236,21 @@ impl RemoteDevice {
                 }
                 Err(_) => {}
             }
+        }
+        result
+    }
+
+    /// Fails if a flush or durable write has failed before: the contract of `Device`.
+    fn check_durable(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
+        match self.lost.load(Ordering::Acquire) {
+            0 => Ok(()),
+            errno => Err(self.error("flush", offset_bytes, length_bytes, errno)),
+        }
+    }
+
+    fn note_durability(&self, result: Result<(), IoError>) -> Result<(), IoError> {
+        if let Err(error) = &result {
+            self.lost.store(error.errno(), Ordering::Release);
         }
         result
     }
@@ -336,16 +356,18 @@ impl Device for RemoteDevice {
     }
 
     fn flush(&self) -> Result<(), IoError> {
-        let tag = self.inside.submit(Operation::flush(), Data::None);
-        let ended = self.inside.wait(tag);
         let size_bytes = self.attached.size_bytes;
-        ended
-            .map(drop)
-            .map_err(|errno| self.error("flush", 0, size_bytes, errno))
+        self.check_durable(0, size_bytes)?;
+        let tag = self.inside.submit(Operation::flush(), Data::None);
+        let ended = self.inside.wait(tag).map(drop);
+        self.note_durability(ended.map_err(|errno| self.error("flush", 0, size_bytes, errno)))
     }
 
     fn write_durable(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
-        self.write("flush", offset_bytes, buf, true)
+        self.check_durable(offset_bytes, buf.len() as u64)?;
+        // A completion does not tell whether the bytes were written. Without them is the safe answer.
+        let written = self.write("write", offset_bytes, buf, true);
+        self.note_durability(written)
     }
 
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
@@ -362,7 +384,12 @@ impl Device for RemoteDevice {
     }
 
     fn discard_effect(&self) -> DiscardEffect {
-        DiscardEffect::FreesBlocks
+        DiscardEffect::FreesSpace
+    }
+
+    fn provision(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
+        // The protocol cannot ask for space. The caller may write zeros instead.
+        Err(self.error("provision", offset_bytes, length_bytes, errno::EOPNOTSUPP))
     }
 
     fn write_zeros(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
@@ -391,9 +418,11 @@ impl Device for RemoteDevice {
 /// Takes frames and does what is due, until `stopped` is closed at its other end.
 fn receive(inside: &Inside, poller: &Poller, _stopped: &UnixStream) {
     let mut ready = Vec::new();
+    let mut has_more = false;
     loop {
         ready.clear();
-        if let Err(error) = poller.wait(&mut ready, None) {
+        let timeout = has_more.then_some(Duration::ZERO);
+        if let Err(error) = poller.wait(&mut ready, timeout) {
             tracing::error!(%error, "cannot wait for frames");
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -403,12 +432,13 @@ fn receive(inside: &Inside, poller: &Poller, _stopped: &UnixStream) {
         if ready.contains(&TIMER) {
             inside.timer().clear();
         }
-        inside.serve();
+        has_more = inside.serve();
     }
 }
 
 /// Holds the name of a remote device against other processes of this network namespace: a second session of this client would end the first one.
-fn claim(remote: &Remote) -> Result<UnixListener, AttachError> {
+fn claim(config: &AttachConfig) -> Result<UnixListener, AttachError> {
+    let remote = &config.remote;
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::AddrInUse => AttachError::Busy(remote.clone()),
         _ => AttachError::Io {
@@ -418,17 +448,24 @@ fn claim(remote: &Remote) -> Result<UnixListener, AttachError> {
         },
     };
     // An abstract address is of the network namespace, as the interfaces are, and ends with the process. It has room for a hash only.
-    let hash = SipHasher24::new().hash(remote.to_string().as_bytes());
+    let name = format!("{:04x} {remote}", config.ethertype);
+    let hash = SipHasher24::new().hash(name.as_bytes());
     let name = format!("jericho/remote/{hash:016x}");
     let address = SocketAddr::from_abstract_name(name).map_err(failed)?;
     UnixListener::bind_addr(&address).map_err(failed)
 }
 
-/// Returns what identifies this host as a client: the address of its first interface.
+/// Returns what identifies this host as a client: the same after a restart, and another one in each network namespace. Without a
+/// machine-id(5) it is the address of the first interface.
 fn client_of(links: &Links) -> [u8; 16] {
-    let mut client = [0; 16];
-    if let Some(link) = links.links().first() {
-        client[..link.mac.len()].copy_from_slice(&link.mac);
+    let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let mut name = namespace.into_os_string().into_encoded_bytes();
+    match std::fs::read("/etc/machine-id") {
+        Ok(machine) if !machine.is_empty() => name.extend_from_slice(&machine),
+        _ => {
+            let first = links.links().first().map(|link| link.mac);
+            name.extend_from_slice(&first.unwrap_or_default());
+        }
     }
-    client
+    SipHasher128::new().hash(&name).as_bytes()
 }

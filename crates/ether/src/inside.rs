@@ -1,12 +1,13 @@
 //! What the threads of an initiator share.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::Thread;
 use std::time::Duration;
 
 use jericho_format::wire::FrameHeader;
 use jericho_remote::{Attached, Ended, Initiator, InitiatorOutput, Operation};
+use jericho_sys::service;
 use jericho_sys::timer::Timer;
 
 use crate::links::Links;
@@ -73,9 +74,10 @@ impl Inside {
         })
     }
 
-    /// Returns the core. Ignores poisoning: a panic of a thread that holds it ends the process.
+    /// Returns the core. Ends the process if a thread has panicked with it: nothing is known about its requests then.
     pub fn lock(&self) -> MutexGuard<'_, Core> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+        let panicked = |_| service::run(|| panic!("another thread panicked in the protocol"));
+        self.core.lock().unwrap_or_else(panicked)
     }
 
     /// Returns the timer, which the receiver watches.
@@ -133,17 +135,15 @@ impl Inside {
         }
     }
 
-    /// Takes what has arrived, and does what is due.
-    pub fn serve(&self) {
-        let mut has_more = true;
-        while has_more {
-            let mut core = self.lock();
-            has_more = core.receive();
-            let now = core.links.now();
-            core.initiator.poll(now);
-            core.perform(&mut None);
-            self.set_timer(&mut core);
-        }
+    /// Takes what has arrived, and does what is due. Returns whether more may have arrived.
+    pub fn serve(&self) -> bool {
+        let mut core = self.lock();
+        let has_more = core.receive();
+        let now = core.links.now();
+        core.initiator.poll(now);
+        core.perform(&mut None);
+        self.set_timer(&mut core);
+        has_more
     }
 
     /// Ends the session in order.
@@ -231,6 +231,9 @@ impl Core {
                     self.is_reachable = is_reachable;
                 }
                 InitiatorOutput::Ended(why) => {
+                    if why != Ended::Detached {
+                        tracing::error!("the remote device has ended: {why}");
+                    }
                     self.ended = Some(why);
                     self.wake();
                 }

@@ -28,6 +28,9 @@ pub enum LinkError {
     /// No interface was named.
     #[error("no network interface was named; name one or more with --nic")]
     None,
+    /// An interface was named twice.
+    #[error("the network interface {0} is named twice")]
+    Twice(String),
     /// An MTU is too small.
     #[error(
         "the network interface {interface} has an MTU of {mtu} bytes; at least {MTU_MIN} are needed: `ip link set {interface} mtu {MTU_MIN}`"
@@ -43,6 +46,9 @@ pub enum LinkError {
 /// Sockets, one for each interface.
 pub(crate) struct Links {
     sockets: Vec<PacketSocket>,
+    names: Vec<String>,
+    /// The interface is gone, which was logged.
+    is_dead: Vec<bool>,
     buffer: Vec<u8>,
     start: Instant,
     /// Frames that the kernel did not take. The protocol sends them again.
@@ -53,7 +59,10 @@ impl Links {
     /// Opens a socket on each interface.
     pub fn open(interfaces: &[String], ethertype: u16) -> Result<Links, LinkError> {
         let mut sockets = Vec::new();
-        for interface in interfaces {
+        for (number, interface) in interfaces.iter().enumerate() {
+            if interfaces[..number].contains(interface) {
+                return Err(LinkError::Twice(interface.clone()));
+            }
             let socket = PacketSocket::open(interface, ethertype, RECEIVE_BYTES)?;
             if socket.mtu() < MTU_MIN {
                 return Err(LinkError::Mtu {
@@ -67,6 +76,8 @@ impl Links {
             return Err(LinkError::None);
         }
         Ok(Links {
+            is_dead: vec![false; sockets.len()],
+            names: interfaces.to_vec(),
             sockets,
             buffer: vec![0; FRAME_BYTES_MAX],
             start: Instant::now(),
@@ -114,13 +125,18 @@ impl Links {
             while taken < FRAMES_AT_ONCE {
                 match socket.receive(&mut self.buffer) {
                     Ok(Some(length)) if length <= self.buffer.len() => {
+                        self.is_dead[usize::from(link)] = false;
                         take(link, &self.buffer[..length]);
                     }
                     // Longer than any frame of the protocol.
                     Ok(Some(_)) => {}
                     Ok(None) => break,
                     Err(error) => {
-                        tracing::debug!(%error, link, "a link does not receive");
+                        let at = usize::from(link);
+                        if !std::mem::replace(&mut self.is_dead[at], true) {
+                            let interface = &self.names[at];
+                            tracing::warn!(%error, "the network interface {interface} went down; if it was removed, start again");
+                        }
                         break;
                     }
                 }

@@ -1,7 +1,8 @@
 //! The durable record of who has an export: rule 11 of `docs/formats/wire.md`.
 //!
 //! A text file with one line: `1 CLIENT INSTANCE attached|left DEVICE`, numbers in hexadecimal. A record of another device, or one that cannot be
-//! read, counts as none: then no initiator that comes back may replay.
+//! read, counts as none: then no initiator that comes back may replay. The target holds a lock beside it, so that two targets with one name on this
+//! host do not overwrite each other's record.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -10,21 +11,36 @@ use std::path::{Path, PathBuf};
 use jericho_remote::Owner;
 
 /// Where the record of an export is.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct OwnerRecord {
     path: PathBuf,
+    /// Closing it ends the lock.
+    _lock: File,
     /// Tells the device from another one that is served under the same name.
     device: String,
 }
 
 impl OwnerRecord {
-    /// Returns the record of an export in a directory, which is created if it is missing.
+    /// Returns the record of an export in a directory, which is created if it is missing. Fails with EWOULDBLOCK if another target has it, and if
+    /// nothing can be written there.
     pub fn open(directory: &Path, export: &str, device: &str) -> io::Result<OwnerRecord> {
         fs::create_dir_all(directory)?;
-        Ok(OwnerRecord {
+        let lock = File::create(directory.join(format!("{export}.lock")))?;
+        lock.try_lock()?;
+        let record = OwnerRecord {
             path: directory.join(format!("{export}.owner")),
+            _lock: lock,
             device: device.replace('\n', " "),
-        })
+        };
+        // A directory without room or permission shows now, not when the first initiator comes.
+        let mut probe = File::create(record.new_path())?;
+        probe.write_all(&[0; 256])?;
+        probe.sync_all()?;
+        Ok(record)
+    }
+
+    fn new_path(&self) -> PathBuf {
+        self.path.with_extension("owner.new")
     }
 
     /// Reads the record. Returns `None` if there is none of this device.
@@ -39,7 +55,7 @@ impl OwnerRecord {
 
     /// Replaces the record durably.
     pub fn write(&self, owner: &Owner) -> io::Result<()> {
-        let new = self.path.with_extension("owner.new");
+        let new = self.new_path();
         let mut file = File::create(&new)?;
         file.write_all(text_of(owner, &self.device).as_bytes())?;
         file.sync_all()?;
@@ -104,8 +120,15 @@ mod tests {
             record.write(&owner).unwrap();
             assert_eq!(record.read().unwrap(), Some(owner));
         }
+        let taken = OwnerRecord::open(&dir.path().join("a"), "data", "/dev/x 4096");
+        assert_eq!(taken.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let path = record.path().to_owned();
+        drop(record);
         let other = OwnerRecord::open(&dir.path().join("a"), "data", "/dev/y 4096").unwrap();
         assert_eq!(other.read().unwrap(), None);
+        drop(other);
+        let record = OwnerRecord::open(&dir.path().join("a"), "data", "/dev/x 4096").unwrap();
+        assert_eq!(record.path(), path);
         for text in [
             "",
             "1 zz 00 left /dev/x 4096\n",

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read};
-use std::os::unix::net::UnixStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -16,6 +17,8 @@ use jericho_sys::service;
 
 use crate::links::{LinkError, Links, entropy};
 use crate::owner::OwnerRecord;
+use crate::recorder::Recorder;
+use crate::url::Remote;
 use crate::workers::{Ended, Job, Workers};
 
 /// Slots of a session.
@@ -65,6 +68,16 @@ pub enum ServeError {
         /// The kernel's reason.
         source: io::Error,
     },
+    /// Another target of this network namespace uses an interface.
+    #[error(
+        "another `jericho serve` uses {interface} with the Ethertype {ethertype:#06x}; choose another one with --ethertype, also on the other host"
+    )]
+    Claimed {
+        /// The interface.
+        interface: String,
+        /// The Ethertype.
+        ethertype: u16,
+    },
     /// Another error.
     #[error("cannot {action}: {source}")]
     Io {
@@ -87,7 +100,13 @@ impl Server {
     /// Serves a device. The caller holds the device's claim for as long as the server runs, so that no other process uses it.
     pub fn start(device: Arc<dyn Device>, config: &ServeConfig) -> Result<Server, ServeError> {
         let failed = |action| move |source| ServeError::Io { action, source };
+        for name in [&config.name, &config.host] {
+            if !Remote::is_name(name) {
+                return Err(ServeError::Name(name.clone()));
+            }
+        }
         let links = Links::open(&config.interfaces, config.ethertype)?;
+        let claims = claim_interfaces(config)?;
         let record = open_record(&*device, config)?;
         let last_owner = match &record {
             Some(record) => record.read().map_err(|source| ServeError::State {
@@ -122,6 +141,13 @@ impl Server {
         }
         poller.add(&near, BELL).map_err(failed("watch sockets"))?;
         let bell = far.try_clone().map_err(failed("make a socket"))?;
+        let recorder = match record {
+            Some(record) => {
+                let bell = far.try_clone().map_err(failed("make a socket"))?;
+                Some(Recorder::start(record, bell).map_err(failed("start threads"))?)
+            }
+            None => None,
+        };
         let workers = Workers::start(device, far).map_err(failed("start threads"))?;
         let (stop, stopped) = channel();
         let serving = Serving {
@@ -131,8 +157,9 @@ impl Server {
             workers,
             bell: near,
             pools: HashMap::new(),
-            record,
+            recorder,
             stopped,
+            _claims: claims,
         };
         let thread = service::spawn("serve", move || serving.run());
         Ok(Server {
@@ -163,8 +190,10 @@ fn open_record(
     let Some(directory) = &config.state else {
         return Ok(None);
     };
-    let text = format!("{} {}", device.name(), device.size_bytes());
-    let record = OwnerRecord::open(directory, &config.name, &text);
+    // The size is no part of it: a device that has grown is the same one.
+    let name = PathBuf::from(&*device.name());
+    let path = std::fs::canonicalize(&name).unwrap_or(name);
+    let record = OwnerRecord::open(directory, &config.name, &path.to_string_lossy());
     record.map(Some).map_err(|source| ServeError::State {
         path: directory.clone(),
         source,
@@ -180,7 +209,9 @@ struct Serving {
     bell: UnixStream,
     /// Session -> its memory.
     pools: HashMap<u64, Vec<u8>>,
-    record: Option<OwnerRecord>,
+    /// Writes the record of the owner, if there is one.
+    recorder: Option<Recorder>,
+    _claims: Vec<UnixListener>,
     /// Closed when the server must stop.
     stopped: Receiver<()>,
 }
@@ -210,6 +241,7 @@ impl Serving {
             for ended in self.workers.take_ended() {
                 self.ended(ended);
             }
+            self.recorded();
             has_more = self.receive();
             let now = self.links.now();
             self.target.poll(now);
@@ -269,7 +301,7 @@ impl Serving {
                     self.pools.remove(&session);
                 }
                 TargetOutput::Execute(work) => self.execute(work),
-                TargetOutput::RecordOwner { export, owner } => self.record_owner(export, &owner),
+                TargetOutput::RecordOwner { export, owner } => self.record_owner(export, owner),
             }
         }
     }
@@ -296,17 +328,54 @@ impl Serving {
         self.workers.submit(Job { work, data });
     }
 
-    /// Records the owner. If that fails, the session does not begin: the initiator asks again.
-    fn record_owner(&mut self, export: usize, owner: &Owner) {
-        if let Some(record) = &self.record
-            && let Err(error) = record.write(owner)
-        {
-            tracing::error!(%error, path = %record.path().display(), "cannot record who uses the export");
-            return;
-        }
-        if owner.is_attached {
-            let now = self.links.now();
-            self.target.owner_recorded(now, export);
+    /// Records the owner, on a thread of its own: the target answers meanwhile.
+    fn record_owner(&mut self, export: usize, owner: Owner) {
+        match &self.recorder {
+            Some(recorder) => recorder.submit(export, owner),
+            None if owner.is_attached => {
+                let now = self.links.now();
+                self.target.owner_recorded(now, export);
+            }
+            None => {}
         }
     }
+
+    /// Takes the records that were written.
+    fn recorded(&mut self) {
+        let Some(recorder) = &self.recorder else {
+            return;
+        };
+        for (export, owner, is_written) in recorder.take_written() {
+            match is_written {
+                true if owner.is_attached => {
+                    let now = self.links.now();
+                    self.target.owner_recorded(now, export);
+                }
+                false if owner.is_attached => self.target.owner_failed(export),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Reserves the interfaces: two targets with one Ethertype on one interface would each answer for the other's sessions.
+fn claim_interfaces(config: &ServeConfig) -> Result<Vec<UnixListener>, ServeError> {
+    let mut claims = Vec::new();
+    for interface in &config.interfaces {
+        // An abstract address is of the network namespace, as the interface is, and ends with the process.
+        let name = format!("jericho/serve/{interface}/{:04x}", config.ethertype);
+        let address = SocketAddr::from_abstract_name(name);
+        let claim = address.and_then(|address| UnixListener::bind_addr(&address));
+        claims.push(claim.map_err(|source| match source.kind() {
+            io::ErrorKind::AddrInUse => ServeError::Claimed {
+                interface: interface.clone(),
+                ethertype: config.ethertype,
+            },
+            _ => ServeError::Io {
+                action: "reserve the network interface",
+                source,
+            },
+        })?);
+    }
+    Ok(claims)
 }

@@ -190,3 +190,41 @@ fn a_second_client_and_a_missing_target_are_named() {
     let error = RemoteDevice::attach(&lost).err().expect("no interface");
     assert!(error.to_string().contains("nothing0"), "{error}");
 }
+
+#[test]
+fn interfaces_are_used_by_one_target_and_named_once() {
+    if !inside("interfaces_are_used_by_one_target_and_named_once") {
+        return;
+    }
+    let _server = serve(null_device(1 << 30), None);
+    let mut config = ServeConfig {
+        host: "hostb".into(),
+        name: "other".into(),
+        interfaces: vec!["t0".into()],
+        ethertype: 0x88B5,
+        is_read_only: false,
+        is_hidden: false,
+        state: None,
+    };
+    let refused = |config: &ServeConfig| {
+        let error = Server::start(null_device(1 << 30), config).err();
+        error.expect("it is refused").to_string()
+    };
+    assert!(refused(&config).contains("--ethertype"));
+    config.ethertype = 0x88B6;
+    config.interfaces.push("t0".into());
+    assert!(refused(&config).contains("twice"));
+    // Both ends on one interface: each ignores the frames of its own side.
+    config.interfaces = vec!["i0".into()];
+    let _other = Server::start(null_device(1 << 20), &config).expect("a server");
+    let device = attach();
+    let mut attach = self::config();
+    attach.remote = "tyche://hostb/other".parse().expect("a name");
+    attach.interfaces = vec!["t0".into()];
+    attach.ethertype = 0x88B6;
+    let other = RemoteDevice::attach(&attach).expect("a device");
+    for _ in 0..100 {
+        device.write_at(0, &pattern(1, 1 << 16)).expect("a write");
+        other.write_at(0, &pattern(1, 1 << 16)).expect("a write");
+    }
+}

@@ -89,22 +89,22 @@ pub mod reason {
     pub const FENCED: u16 = 2;
     /// Another client has the export.
     pub const IN_USE: u16 = 3;
-    /// The target has no export of that name.
-    pub const NO_SUCH_EXPORT: u16 = 4;
     /// The target does not speak the version.
-    pub const VERSION: u16 = 5;
+    pub const VERSION: u16 = 4;
     /// The client may not use the export.
-    pub const NOT_ALLOWED: u16 = 6;
+    pub const NOT_ALLOWED: u16 = 5;
     /// A frame broke a rule.
-    pub const PROTOCOL: u16 = 7;
+    pub const PROTOCOL: u16 = 6;
     /// The sender ends the session in order.
-    pub const DETACHED: u16 = 8;
+    pub const DETACHED: u16 = 7;
     /// The target waits for operations of an earlier session.
-    pub const WAITING: u16 = 9;
+    pub const WAITING: u16 = 8;
 }
 
 /// Bit of `FrameHeader::flags`: the sender wants an acknowledgement at once.
 pub const FLAG_ACK_WANTED: u8 = 1;
+/// Bit of `FrameHeader::flags`: a target sent the frame.
+pub const FLAG_FROM_TARGET: u8 = 2;
 /// Bit of `RequestRecord::flags`: the request must be durable when it completes.
 pub const FLAG_FUA: u8 = 1;
 /// Bit of `Offer::flags` and `Accept::flags`: the export is read-only.
@@ -130,7 +130,7 @@ pub struct FrameHeader {
     pub ethertype: big_endian::U16,
     /// One of `frame_kind`.
     pub kind: u8,
-    /// `FLAG_ACK_WANTED` or 0.
+    /// `FLAG_ACK_WANTED`, `FLAG_FROM_TARGET`.
     pub flags: u8,
     /// The receiver's index of the channel.
     pub index: U32,

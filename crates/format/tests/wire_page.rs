@@ -82,7 +82,6 @@ fn the_page_has_the_numbers_of_the_code() {
         ("unknown index", reason::UNKNOWN_INDEX),
         ("fenced", reason::FENCED),
         ("in use", reason::IN_USE),
-        ("no such export", reason::NO_SUCH_EXPORT),
         ("version", reason::VERSION),
         ("not allowed", reason::NOT_ALLOWED),
         ("protocol violation", reason::PROTOCOL),

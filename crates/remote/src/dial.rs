@@ -77,11 +77,6 @@ impl Dial {
         }
     }
 
-    /// Waits for a second before the next HELLO, because the target refused.
-    pub fn refused(&mut self, now: Time, index: u32) {
-        *self = seeking(index, now + HELLO_INTERVAL);
-    }
-
     /// Goes on asking, because the target is alive and waits for something else.
     pub fn waits(&mut self, now: Time) {
         if let Dial::Asking(asking) = self {

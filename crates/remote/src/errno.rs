@@ -1,6 +1,5 @@
 //! Errnos of Linux (errno.h), which are part of the protocol.
 
-pub(crate) const ENOENT: i32 = 2;
 pub(crate) const EIO: i32 = 5;
 pub(crate) const EACCES: i32 = 13;
 pub(crate) const EBUSY: i32 = 16;

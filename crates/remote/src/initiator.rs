@@ -19,9 +19,7 @@ use crate::Time;
 use crate::channel::{Channel, State};
 use crate::content::{Content, Name};
 use crate::dial::Dial;
-use crate::errno::{
-    EACCES, EBUSY, ECANCELED, EIO, ENOENT, ENOTUNIQ, EPROTO, EPROTONOSUPPORT, ESTALE,
-};
+use crate::errno::{EACCES, EBUSY, ECANCELED, EIO, ENOTUNIQ, EPROTO, EPROTONOSUPPORT, ESTALE};
 use crate::frame::{Entropy, Frame, Link, random_id, random_index};
 use crate::operation::Operation;
 use crate::pages::Run;
@@ -71,9 +69,6 @@ pub enum Ended {
     /// Another session has taken the export.
     #[error("another session has taken it; what was not flushed may be lost")]
     Fenced,
-    /// The target has no such export.
-    #[error("the target has no export of this name")]
-    NoSuchExport,
     /// The client is not on the target's list.
     #[error("the target does not allow this client")]
     NotAllowed,
@@ -395,7 +390,6 @@ impl Initiator {
             Ended::TwoTargets(..) => ENOTUNIQ,
             Ended::InUse => EBUSY,
             Ended::Fenced => ESTALE,
-            Ended::NoSuchExport => ENOENT,
             Ended::NotAllowed => EACCES,
             Ended::Version => EPROTONOSUPPORT,
             Ended::Protocol => EPROTO,

@@ -49,6 +49,8 @@ struct Request {
     operation: Operation,
     /// Bytes of a write in this side's pool, once they are copied.
     local: Option<Run>,
+    /// A flush has failed once.
+    has_failed: bool,
 }
 
 #[derive(Debug)]
@@ -172,6 +174,7 @@ impl Requests {
             waiter: Waiter::Caller(tag),
             operation,
             local: None,
+            has_failed: false,
         });
         self.start();
     }
@@ -389,6 +392,7 @@ impl Requests {
             waiter: Waiter::Room,
             operation: Operation::flush(),
             local: None,
+            has_failed: false,
         };
         self.makes_room = self.start_one(&mut flush).is_ok();
     }
@@ -505,8 +509,12 @@ impl Requests {
         match (operation.action, result) {
             // What it returned may be older than a completed write.
             (Action::Read, Ok(())) if !is_current => return self.repeat(request),
-            // The replay may repair what the flush lost.
-            (Action::Flush, _) if !is_current => return self.repeat(request),
+            // The replay may repair what the flush lost. A device that fails a flush again fails all.
+            (Action::Flush, Err(error)) if request.has_failed => self.lose_log(error),
+            (Action::Flush, _) if !is_current => {
+                request.has_failed |= result.is_err();
+                return self.repeat(request);
+            }
             (Action::Flush, Ok(())) => self.forget_below(covers),
             (Action::Flush, Err(error)) => self.lose_log(error),
             (Action::Read, _) | (_, Err(_)) => {}
@@ -541,12 +549,13 @@ impl Requests {
 
     /// Puts a request back to where it was in the order of submission.
     fn repeat(&mut self, request: Request) {
-        if matches!(request.waiter, Waiter::Caller(_)) {
-            let place = self
-                .waiting
-                .partition_point(|other| other.number < request.number);
-            self.waiting.insert(place, request);
+        if !matches!(request.waiter, Waiter::Caller(_)) {
+            return self.end(request, Ok(()));
         }
+        let place = self
+            .waiting
+            .partition_point(|other| other.number < request.number);
+        self.waiting.insert(place, request);
     }
 
     /// Keeps a change until it is flushed. Returns the pages that the log does not need.
@@ -627,6 +636,7 @@ impl Requests {
                 waiter: Waiter::Replay,
                 operation: kept.operation,
                 local: kept.run,
+                has_failed: false,
             };
             if self.start_one(&mut request).is_err() {
                 break;

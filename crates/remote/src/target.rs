@@ -8,8 +8,8 @@ mod send;
 use std::collections::{HashMap, VecDeque};
 
 use jericho_format::wire::{
-    FrameHeader, Mac, NAME_BYTES, POOL_PAGES_MAX, Refused, RequestRecord, SLOTS_MAX, WIRE_MAGIC,
-    frame_kind, name_field, payload_max_of, reason,
+    FLAG_FROM_TARGET, FrameHeader, Mac, NAME_BYTES, POOL_PAGES_MAX, Refused, RequestRecord,
+    SLOTS_MAX, WIRE_MAGIC, frame_kind, name_field, payload_max_of, reason,
 };
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -208,7 +208,8 @@ impl Target {
         let is_hello = header.kind == frame_kind::HELLO;
         let is_for_us =
             header.destination == own.mac || is_hello && header.destination == [0xff; 6];
-        if header.ethertype.get() != self.config.ethertype || !is_for_us {
+        let is_from_target = header.flags & FLAG_FROM_TARGET != 0;
+        if header.ethertype.get() != self.config.ethertype || !is_for_us || is_from_target {
             return None;
         }
         if header.index.get() == 0 {
@@ -337,6 +338,11 @@ impl Target {
         });
         self.add_channel(number, &pending.handshake, (pending.link, pending.mac));
         self.transmit(now, number);
+    }
+
+    /// Takes that `TargetOutput::RecordOwner` failed. The initiator asks again.
+    pub fn owner_failed(&mut self, export: usize) {
+        self.exports[export].pending.take_if(|p| p.is_recording);
     }
 
     /// Does what is due, and sends what can be sent.

@@ -111,6 +111,11 @@ impl PacketSocket {
             .set_option(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, wanted)
             .or_else(|_| socket.set_option(libc::SOL_SOCKET, libc::SO_RCVBUF, wanted))
             .map_err(failed("set the receive buffer"))?;
+        // Without it, a burst of frames of 8 KiB finds no room.
+        socket
+            .set_option(libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, wanted)
+            .or_else(|_| socket.set_option(libc::SOL_SOCKET, libc::SO_SNDBUF, wanted))
+            .map_err(failed("set the send buffer"))?;
         socket.receive_bytes = socket
             .receive_buffer()
             .map_err(failed("ask the receive buffer"))?;
@@ -151,21 +156,31 @@ impl PacketSocket {
         }
     }
 
-    /// Receives a frame, with its Ethernet header. Returns its length, which is greater than that of `buffer` if the frame was cut off, or `None` when none
-    /// has arrived. Fails with ENETDOWN, once, when the interface went down.
+    /// Receives a frame, with its Ethernet header. Skips frames for other hosts, which an interface in promiscuous mode or with VLANs sees. Returns
+    /// its length, which is greater than that of `buffer` if the frame was cut off, or `None` when none has arrived. Fails with ENETDOWN, once, when
+    /// the interface went down.
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-        // SAFETY: the pointer and the length are those of `buffer`.
-        let length = unsafe {
-            libc::recv(
-                self.fd.as_raw_fd(),
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-                flags,
-            )
-        };
-        if length >= 0 {
-            return Ok(Some(length as usize));
+        // SAFETY: all zeros are a valid sockaddr_ll.
+        let mut from: libc::sockaddr_ll = unsafe { MaybeUninit::zeroed().assume_init() };
+        loop {
+            let mut from_length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+            // SAFETY: the pointers and lengths are those of `buffer` and of `from`.
+            let length = unsafe {
+                libc::recvfrom(
+                    self.fd.as_raw_fd(),
+                    buffer.as_mut_ptr().cast(),
+                    buffer.len(),
+                    flags,
+                    (&raw mut from).cast(),
+                    &raw mut from_length,
+                )
+            };
+            match length {
+                0.. if from.sll_pkttype == libc::PACKET_OTHERHOST => {}
+                0.. => return Ok(Some(length as usize)),
+                _ => break,
+            }
         }
         let error = io::Error::last_os_error();
         match error.kind() {

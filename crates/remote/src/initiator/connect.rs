@@ -200,13 +200,10 @@ impl Initiator {
         match refused.reason.get() {
             reason::WAITING => {
                 state.dial.waits(now);
-                self.answers(now);
             }
             reason::FENCED => self.end(now, Ended::Fenced),
             reason::IN_USE if had_session => self.end(now, Ended::Fenced),
             reason::IN_USE => self.end(now, Ended::InUse),
-            reason::NO_SUCH_EXPORT if had_session => state.dial.refused(now, index),
-            reason::NO_SUCH_EXPORT => self.end(now, Ended::NoSuchExport),
             reason::VERSION => self.end(now, Ended::Version),
             reason::NOT_ALLOWED => self.end(now, Ended::NotAllowed),
             _ => self.end(now, Ended::Protocol),

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use jericho_format::wire::{
-    Accept, CHANNELS_MAX, FLAG_CONTINUES, FLAG_READ_ONLY, FLAG_RESUMES, FLAG_TAKE_OVER,
-    FrameHeader, Handshake, Hello, Mac, NAME_BYTES, Offer, WIRE_MAGIC, WIRE_VERSION, frame_kind,
-    payload_max_of, reason,
+    Accept, CHANNELS_MAX, FLAG_CONTINUES, FLAG_FROM_TARGET, FLAG_READ_ONLY, FLAG_RESUMES,
+    FLAG_TAKE_OVER, FrameHeader, Handshake, Hello, Mac, NAME_BYTES, Offer, WIRE_MAGIC,
+    WIRE_VERSION, frame_kind, payload_max_of, reason,
 };
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -85,18 +85,12 @@ impl Target {
     pub(super) fn on_handshake(&mut self, now: Time, who: (u16, Mac), handshake: &Handshake) {
         let named = |export: &Export| export.name == handshake.export;
         let Some(at) = self.exports.iter().position(named) else {
-            return self.refuse(who, handshake, reason::NO_SUCH_EXPORT);
+            return;
         };
         if let Some((number, index)) = self.repeated(at, who, handshake) {
             return self.accept(number, index);
         }
         let export = &self.exports[at];
-        let resumes = handshake.flags.get() & FLAG_RESUMES != 0;
-        let is_last = |owner: Owner| owner.instance == handshake.instance;
-        if resumes && !export.config.last_owner.is_some_and(is_last) {
-            // It must not take the export back from the session that came after it.
-            return self.refuse(who, handshake, reason::FENCED);
-        }
         let is_repeated = |pending: &Pending| {
             pending.handshake.instance == handshake.instance
                 && pending.handshake.index == handshake.index
@@ -107,6 +101,12 @@ impl Target {
         let generation = (at, export.generation);
         if !self.cookies.accept(&handshake.cookie, now, who, generation) {
             return;
+        }
+        let resumes = handshake.flags.get() & FLAG_RESUMES != 0;
+        let is_last = |owner: Owner| owner.instance == handshake.instance;
+        if resumes && !export.config.last_owner.is_some_and(is_last) {
+            // It must not take the export back from the session that came after it.
+            return self.refuse(who, handshake, reason::FENCED);
         }
         let payload_max = handshake.payload_max.get();
         let is_possible = PAYLOADS.contains(&payload_max) && handshake.index.get() != 0;
@@ -325,6 +325,7 @@ impl Target {
     ) {
         let mut header = FrameHeader::new(kind, body.len());
         header.index = U32::new(index);
+        header.flags = FLAG_FROM_TARGET;
         let from = (link, self.links[usize::from(link)].mac);
         let frame = Frame::new(from, to, self.config.ethertype, header, Body::Bytes(body));
         self.outputs.push_back(TargetOutput::Send(frame));

@@ -1,7 +1,8 @@
 //! Frames of a target's channels.
 
 use jericho_format::wire::{
-    ACK_WORDS, CompletionRecord, FLAG_ACK_WANTED, FrameHeader, PLACE_BYTES, frame_kind,
+    ACK_WORDS, CompletionRecord, FLAG_ACK_WANTED, FLAG_FROM_TARGET, FrameHeader, PLACE_BYTES,
+    frame_kind,
 };
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::{U16, U32};
@@ -137,6 +138,7 @@ impl Target {
         if content_is_acked && !attachment.channel.has_room() {
             header.flags |= FLAG_ACK_WANTED;
         }
+        header.flags |= FLAG_FROM_TARGET;
         let from = (
             attachment.link,
             self.links[usize::from(attachment.link)].mac,

@@ -501,3 +501,22 @@ fn a_handshake_of_a_dead_initiator_that_arrives_late_disturbs_nobody() {
     ok(&mut world, host, WRITE, 0, 1);
     assert_eq!(world.hosts[host].ended, None);
 }
+
+#[test]
+fn a_flush_that_fails_with_nothing_to_replay_fails() {
+    let (mut world, host) = world_of(1);
+    ok(&mut world, host, Action::Read, 0, 1);
+    world.disk.fails_flushes = true;
+    assert_eq!(flush(&mut world, host), Err(EIO));
+    assert_eq!(flush(&mut world, host), Err(EIO));
+    ok(&mut world, host, Action::Read, 0, 1);
+}
+
+#[test]
+fn an_export_can_be_had_after_its_owner_could_not_be_recorded() {
+    let mut world = World::new(1, Settings::default());
+    world.fails_records = 1;
+    let host = world.start_host(1, false);
+    ok(&mut world, host, WRITE, 0, 1);
+    assert_eq!(world.fails_records, 0);
+}

@@ -94,6 +94,8 @@ pub struct World {
     executing: BTreeMap<u64, Executing>,
     executed: u64,
     pub last_owner: Option<Owner>,
+    /// So many records of an owner fail.
+    pub fails_records: u32,
     pub hosts: Vec<Host>,
     pub oracle: Oracle,
     tags: u64,
@@ -121,6 +123,7 @@ impl World {
             executing: BTreeMap::new(),
             executed: 0,
             last_owner: None,
+            fails_records: 0,
             hosts: Vec::new(),
             oracle: Oracle::new(settings.blocks),
             tags: 0,
@@ -467,6 +470,12 @@ impl World {
                     assert!(!self.executing.values().any(uses), "a pool in use");
                 }
                 TargetOutput::Execute(work) => self.execute(work),
+                TargetOutput::RecordOwner { export, .. } if self.fails_records > 0 => {
+                    self.fails_records -= 1;
+                    if let Some(target) = &mut self.target {
+                        target.owner_failed(export);
+                    }
+                }
                 TargetOutput::RecordOwner { export, owner } => {
                     self.last_owner = Some(owner);
                     if let Some(target) = &mut self.target
