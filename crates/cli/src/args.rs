@@ -57,6 +57,8 @@ pub enum Command {
     Place(PlaceArgs),
     /// Check a volume that is not mounted
     Check(CheckArgs),
+    /// Serve a file or block device to NBD clients, such as virtual machines
+    Nbd(NbdArgs),
     /// Show the NUMA nodes that Jericho uses
     Topology(TopologyArgs),
     /// Print a completion script for a shell
@@ -494,6 +496,47 @@ pub struct CheckArgs {
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(
+    group = clap::ArgGroup::new("where").required(true).args(["socket", "listen"]),
+    after_help = "\
+Examples:
+  jericho nbd disk.img --socket /run/disk.sock
+  jericho nbd /dev/nvme0n1 --listen 127.0.0.1:10809 --read-only
+  qemu-img info 'nbd+unix:///?socket=/run/disk.sock'   a client
+
+Prints one line when it serves, then serves until SIGINT or SIGTERM. At the end it waits some seconds for requests in progress, makes \
+all writes durable and removes the socket file. If that fails, the status is 1. Under systemd, use Type=notify.
+
+While it serves, no other process can use the device, and with --read-only no other process can write to it. The device is served as it \
+is: a device of a Jericho volume shows the volume's own blocks, not the files in it. Several clients may write to one device only if they \
+coordinate, for example as a cluster filesystem.
+
+There is no encryption and no password. Only users who may write to the socket file can connect to --socket; every program that reaches \
+the address can connect to --listen. So use --listen on networks that you trust only, or through a tunnel."
+)]
+pub struct NbdArgs {
+    /// The file or block device to serve
+    pub device: PathBuf,
+    /// Serve at a Unix socket with this path. The socket file of a server that has died is replaced
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Serve at a TCP address; the port is 10809 if it is not given, and a free one if it is 0
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<String>,
+    /// Refuse all changes
+    #[arg(long)]
+    pub read_only: bool,
+    /// Name of the export [default: the empty name, which clients can always use]
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub name: String,
 }
 
 #[derive(Args, Debug)]

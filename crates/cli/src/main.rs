@@ -20,6 +20,7 @@ mod logging;
 mod mount;
 mod mountable;
 mod mounts;
+mod nbd;
 mod notify;
 mod place;
 mod preload;
@@ -79,6 +80,7 @@ fn run(command: Command) -> Outcome {
         Command::Where(a) => whereis::run(&a),
         Command::Place(a) => place::run(&a),
         Command::Check(a) => check::run(&a),
+        Command::Nbd(a) => nbd::run(&a),
         Command::Topology(a) => topology::run(&a),
         Command::Completions(a) => generate::completions(&a),
         Command::Keeper => keeper::run(),

@@ -17,6 +17,7 @@ mod hanging_device;
 mod helpers;
 mod life;
 mod memory_limit;
+mod nbd;
 mod one_user;
 mod ordinary_user;
 mod other_users;
