@@ -151,3 +151,28 @@ impl Request {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::export::ExportOptions;
+    use jericho_sim::SimDevice;
+    use std::sync::Arc;
+
+    #[test]
+    fn requests_are_refused_once_the_server_is_ending() {
+        let device = Arc::new(SimDevice::new("sim", 1 << 20));
+        let export = Export::new(device, ExportOptions::default());
+        let mut bytes = [0; REQUEST_BYTES];
+        bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+        bytes[27] = 9;
+        let request = Request::parse(&bytes).unwrap();
+        let command = request.check(&export, Agreed::default());
+        assert_eq!(command, Ok(Command::Read(0..9)));
+        export.end();
+        let refused = request.check(&export, Agreed::default());
+        assert_eq!(refused.unwrap_err().error, ESHUTDOWN);
+        bytes[0] = 0;
+        assert_eq!(Request::parse(&bytes), Err(REQUEST_MAGIC & 0xff_ffff));
+    }
+}

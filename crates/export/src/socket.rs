@@ -133,17 +133,17 @@ impl Listener {
         }
     }
 
-    /// Makes `accept` fail from now on.
+    /// Makes `accept` fail from now on, and removes the socket file.
     pub(crate) fn end(&self) -> io::Result<()> {
+        self.remove_file();
         match &self.socket {
             Socket::Unix { listener, .. } => sockets::end_listening(listener),
             Socket::Tcp { listener, .. } => sockets::end_listening(listener),
         }
     }
-}
 
-impl Drop for Listener {
-    fn drop(&mut self) {
+    /// Removes the socket file, unless it is another server's.
+    fn remove_file(&self) {
         let Socket::Unix {
             path,
             identity: own,
@@ -152,12 +152,17 @@ impl Drop for Listener {
         else {
             return;
         };
-        // Another server may have replaced the file.
         if fs::symlink_metadata(path).is_ok_and(|metadata| identity(&metadata) == *own)
             && let Err(error) = fs::remove_file(path)
         {
             tracing::warn!(path = %path.display(), %error, "cannot remove the socket file");
         }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.remove_file();
     }
 }
 

@@ -18,6 +18,7 @@ mod helpers;
 mod life;
 mod memory_limit;
 mod nbd;
+mod nbd_clients;
 mod one_user;
 mod ordinary_user;
 mod other_users;
