@@ -59,6 +59,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Serve a file or block device to another host over raw Ethernet
     Serve(ServeArgs),
+    /// Serve a file or block device to NBD clients, such as virtual machines
+    Nbd(NbdArgs),
     /// Show the NUMA nodes that Jericho uses
     Topology(TopologyArgs),
     /// Print a completion script for a shell
@@ -496,6 +498,71 @@ pub struct CheckArgs {
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(
+    group = clap::ArgGroup::new("where").required(true).args(["socket", "listen"]),
+    after_help = "\
+Examples:
+  jericho nbd disk.img --socket /run/disk.sock
+  jericho nbd /dev/nvme0n1 --listen 127.0.0.1:10809 --read-only
+  jericho nbd tyche://hostb/data --nic eth1 --socket /run/disk.sock   a device that jericho serve offers on another host
+  qemu-img info 'nbd+unix:///?socket=/run/disk.sock'   a client
+
+Prints one line when it serves, then serves until SIGINT or SIGTERM. At the end it waits some seconds for requests in progress, makes \
+all writes durable and removes the socket file. If that fails, the status is 1. Under systemd, use Type=notify.
+
+While it serves, no other process can use the device, and with --read-only no other process can write to it. The device is served as it \
+is: a device of a Jericho volume shows the volume's own blocks, not the files in it. Several clients may write to one device only if they \
+coordinate, for example as a cluster filesystem.
+
+There is no encryption and no password. Only users who may write to the socket file can connect to --socket; every program that reaches \
+the address can connect to --listen. So use --listen on networks that you trust only, or through a tunnel."
+)]
+pub struct NbdArgs {
+    /// The file or block device to serve, or a device of another host: tyche://HOST/NAME
+    pub device: PathBuf,
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+    /// Serve at a Unix socket with this path. The socket file of a server that has died is replaced
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Serve at a TCP address; the port is 10809 if it is not given, and a free one if it is 0
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<String>,
+    /// Refuse all changes
+    #[arg(long)]
+    pub read_only: bool,
+    /// Name of the export [default: the empty name, which clients can always use]
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub name: String,
+}
+
+/// How to use a device of another host.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "For a device of another host")]
+pub struct RemoteArgs {
+    /// Network interfaces, separated by commas [default: $JERICHO_NIC, or all Ethernet interfaces that are up]
+    #[arg(long, value_name = "IF", value_delimiter = ',')]
+    pub nic: Vec<String>,
+    /// Ethertype of the frames
+    #[arg(long, value_name = "NUMBER", default_value = "0x88b5", value_parser = ethertype)]
+    pub ethertype: u16,
+    /// Take the device from another client, which then can use it no more
+    #[arg(long)]
+    pub take_over: bool,
+    /// Do not send again what the other host may have lost; flushes fail then
+    #[arg(long)]
+    pub no_replay: bool,
+    /// Fail requests when the other host has not answered for so many seconds; 0: wait for ever
+    #[arg(long, value_name = "SECONDS", default_value_t = 180)]
+    pub dead_after: u64,
 }
 
 #[derive(Args, Debug)]

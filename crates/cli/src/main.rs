@@ -20,9 +20,11 @@ mod logging;
 mod mount;
 mod mountable;
 mod mounts;
+mod nbd;
 mod notify;
 mod place;
 mod preload;
+mod remote;
 mod run;
 mod serve;
 mod serve_device;
@@ -81,6 +83,7 @@ fn run(command: Command) -> Outcome {
         Command::Place(a) => place::run(&a),
         Command::Check(a) => check::run(&a),
         Command::Serve(a) => serve_device::run(&a),
+        Command::Nbd(a) => nbd::run(&a),
         Command::Topology(a) => topology::run(&a),
         Command::Completions(a) => generate::completions(&a),
         Command::Keeper => keeper::run(),

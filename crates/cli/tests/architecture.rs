@@ -195,6 +195,10 @@ fn a_crate_does_not_reach_what_it_must_not_know() {
             &["topology", "shm", "cache", "fs", "client", "daemon"],
         ),
         ("cache", &["volume", "fs", "client", "daemon", "fuse"]),
+        (
+            "export",
+            &["format", "volume", "metadata", "cache", "fs", "daemon"],
+        ),
         ("fs", &["client", "daemon", "fuse"]),
         (
             "client",
@@ -338,7 +342,7 @@ fn the_table_of_threads_has_the_names_that_threads_are_given() {
         .flat_map(|row| row.split('|').nth(1).expect("a cell").split(','))
         .map(|name| name.trim().to_owned())
         .collect();
-    let mut given: BTreeSet<String> = ["storage", "cache", "fs", "daemon", "fuse", "cli"]
+    let mut given: BTreeSet<String> = ["storage", "cache", "fs", "daemon", "fuse", "export", "cli"]
         .into_iter()
         .flat_map(names_of_threads)
         .collect();

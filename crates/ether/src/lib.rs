@@ -20,7 +20,7 @@ mod workers;
 
 pub use device::{AttachConfig, AttachError, RemoteDevice};
 pub use jericho_sys::packet::PacketError;
-pub use links::LinkError;
+pub use links::{LinkError, interfaces};
 pub use null::null_device;
 pub use server::{ServeConfig, ServeError, Server};
 pub use url::{Remote, UrlError};

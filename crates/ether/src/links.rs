@@ -148,6 +148,26 @@ impl Links {
     }
 }
 
+/// Returns the names of the Ethernet interfaces that are up and whose MTU suffices.
+pub fn interfaces() -> io::Result<Vec<String>> {
+    const ETHERNET: &str = "1";
+    const IFF_UP: u32 = 1;
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir("/sys/class/net")? {
+        let entry = entry?;
+        let read =
+            |file: &str| std::fs::read_to_string(entry.path().join(file)).unwrap_or_default();
+        let flags = u32::from_str_radix(read("flags").trim().trim_start_matches("0x"), 16);
+        let is_up = flags.is_ok_and(|flags| flags & IFF_UP != 0);
+        let mtu = read("mtu").trim().parse().unwrap_or(0);
+        if read("type").trim() == ETHERNET && is_up && mtu >= MTU_MIN {
+            names.extend(entry.file_name().into_string());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
 /// Returns random numbers that nobody can guess.
 pub(crate) fn entropy() -> io::Result<Entropy> {
     // The kernel may only fail the first call.

@@ -45,7 +45,8 @@ fn counts() -> &'static Mutex<BTreeMap<&'static str, Counts>> {
     &COUNTS
 }
 
-fn count(target: &'static str, outcome: &'static str) {
+/// Counts an outcome of a target.
+pub(crate) fn count(target: &'static str, outcome: &'static str) {
     let mut counts = counts().lock().unwrap_or_else(PoisonError::into_inner);
     *counts
         .entry(target)

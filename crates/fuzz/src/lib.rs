@@ -8,6 +8,7 @@
 mod daemon;
 mod input;
 mod journal;
+mod nbd;
 mod requests;
 mod segments;
 mod volume;
@@ -19,7 +20,7 @@ pub use daemon::outcomes;
 pub type Target = fn(&[u8]);
 
 /// All targets by name. `fuzz/fuzz_targets` has a program for each.
-pub const TARGETS: [(&str, Target); 12] = [
+pub const TARGETS: [(&str, Target); 13] = [
     ("label", volume::label),
     ("superblock", volume::superblock),
     ("image", volume::image),
@@ -32,6 +33,7 @@ pub const TARGETS: [(&str, Target); 12] = [
     ("control", daemon::control),
     ("kernel", requests::kernel),
     ("wire", wire::wire),
+    ("nbd", nbd::nbd),
 ];
 
 /// Runs one target.

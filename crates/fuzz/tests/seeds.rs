@@ -15,7 +15,7 @@ const TIME: Duration = Duration::from_secs(12);
 const HANGS: Duration = Duration::from_secs(120);
 
 /// Outcomes that the seeds must lead to. A target that only meets refusals tests nothing.
-const REACHED: [(&str, &[&str]); 3] = [
+const REACHED: [(&str, &[&str]); 4] = [
     (
         "calls",
         &[
@@ -54,6 +54,19 @@ const REACHED: [(&str, &[&str]); 3] = [
             "trimmed",
             "asked to grow",
             "refused",
+        ],
+    ),
+    (
+        "nbd",
+        &[
+            "served",
+            "refused",
+            "read",
+            "block status",
+            "structured",
+            "negotiated",
+            "ended",
+            "broken",
         ],
     ),
 ];
@@ -152,4 +165,4 @@ macro_rules! targets {
     };
 }
 
-targets!(label superblock image rows journal segments handshake calls admission control kernel wire);
+targets!(label superblock image rows journal segments handshake calls admission control kernel wire nbd);

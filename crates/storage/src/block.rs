@@ -67,6 +67,7 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>,
 
 impl Kind for WholeDevice {
     const NAME: &'static str = "block device";
+    const DISCARD_MAKES_ZEROS: bool = false;
 
     /// Discards sectors. Later reads of them return what the device chooses.
     fn discard(&self, handle: &Handle, range: Range<u64>) -> Result<(), IoError> {

@@ -37,7 +37,7 @@ use std::time::Duration;
 
 use jericho_sys::errno;
 
-use crate::{Cause, Device, DiscardEffect, IoError};
+use crate::{Cause, Device, DiscardEffect, Extent, IoError};
 
 /// The environment variable with the path of the orders.
 const VARIABLE: &str = "JERICHO_FAULTS";
@@ -312,6 +312,14 @@ impl Device for Faulty {
 
     fn discard_effect(&self) -> DiscardEffect {
         self.device.discard_effect()
+    }
+
+    fn discard_makes_zeros(&self) -> bool {
+        self.device.discard_makes_zeros()
+    }
+
+    fn extent_at(&self, offset_bytes: u64, length_bytes: u64) -> Result<Extent, IoError> {
+        self.device.extent_at(offset_bytes, length_bytes)
     }
 
     fn provision(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {

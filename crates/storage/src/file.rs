@@ -14,7 +14,7 @@ use jericho_sys::files::size_limit;
 use crate::aligned::AlignedBuffer;
 use crate::handle::{Handle, Kind, Opened};
 use crate::opening::{self, OpenError, OpenOptions};
-use crate::{BLOCK_BYTES, Device, DiscardEffect, IoError, ZEROS_BYTES_MAX};
+use crate::{BLOCK_BYTES, Device, DiscardEffect, Extent, IoError, ZEROS_BYTES_MAX};
 
 /// A regular file as a device. Uses direct I/O if the filesystem supports it, else the page cache.
 ///
@@ -107,6 +107,7 @@ fn resize(file: &File, old_bytes: u64, new_bytes: u64) -> io::Result<()> {
 
 impl Kind for RegularFile {
     const NAME: &'static str = "regular file";
+    const DISCARD_MAKES_ZEROS: bool = true;
 
     /// Punches a hole. The range reads as zeros afterwards, and writes to it may need space again.
     fn discard(&self, handle: &Handle, range: Range<u64>) -> Result<(), IoError> {
@@ -117,6 +118,25 @@ impl Kind for RegularFile {
 
     fn discard_effect(&self) -> DiscardEffect {
         DiscardEffect::FreesSpace
+    }
+
+    /// A block that has storage for some of its bytes, on a filesystem with smaller blocks, is no hole.
+    fn extent_at(&self, file: &File, range: Range<u64>) -> io::Result<Extent> {
+        let (start, end_max) = (range.start, range.end);
+        let extent = |end: u64, is_hole| Extent {
+            length_bytes: end.clamp(start + BLOCK_BYTES, end_max) - start,
+            is_hole,
+        };
+        let (is_data, end) = block::run_at(file, start)?;
+        if is_data {
+            return Ok(extent(end.next_multiple_of(BLOCK_BYTES), false));
+        }
+        let hole_end = end - end % BLOCK_BYTES;
+        if hole_end > start {
+            return Ok(extent(hole_end, true));
+        }
+        let (_, end) = block::run_at(file, end)?;
+        Ok(extent(end.next_multiple_of(BLOCK_BYTES), false))
     }
 
     fn provision(&self, handle: &Handle, range: Range<u64>) -> Result<(), IoError> {

@@ -18,7 +18,7 @@ use crate::aligned::{AlignedBuffer, is_aligned};
 use crate::durable::{Attempt, DurableError, write_durable};
 use crate::flush::Flusher;
 use crate::opening::{self, OpenError, OpenOptions};
-use crate::{BLOCK_BYTES, Cause, Device, DiscardEffect, IoError};
+use crate::{BLOCK_BYTES, Cause, Device, DiscardEffect, Extent, IoError};
 
 /// Transfers from unaligned memory go through a bounce buffer of at most this size.
 const BOUNCE_BYTES_MAX: usize = 1 << 20;
@@ -68,10 +68,19 @@ fn is_unsupported(error: &io::Error) -> bool {
 pub(crate) trait Kind: Send + Sync {
     /// Name of the kind in `Device::describe`.
     const NAME: &'static str;
+    /// See `Device::discard_makes_zeros`.
+    const DISCARD_MAKES_ZEROS: bool;
     /// See `Device::discard`.
     fn discard(&self, handle: &Handle, range: Range<u64>) -> Result<(), IoError>;
     /// See `Device::discard_effect`. Called only for writable devices.
     fn discard_effect(&self) -> DiscardEffect;
+    /// See `Device::extent_at`.
+    fn extent_at(&self, _file: &File, range: Range<u64>) -> io::Result<Extent> {
+        Ok(Extent {
+            length_bytes: range.end - range.start,
+            is_hole: false,
+        })
+    }
     /// See `Device::provision`.
     fn provision(&self, _handle: &Handle, _range: Range<u64>) -> Result<(), IoError> {
         Ok(())
@@ -154,6 +163,24 @@ impl<K: Kind> Device for Opened<K> {
             true => DiscardEffect::Nothing,
             false => self.kind.discard_effect(),
         }
+    }
+
+    fn discard_makes_zeros(&self) -> bool {
+        K::DISCARD_MAKES_ZEROS
+    }
+
+    fn extent_at(&self, offset_bytes: u64, length_bytes: u64) -> Result<Extent, IoError> {
+        let handle = &self.handle;
+        handle.check_range("look for holes", offset_bytes, length_bytes)?;
+        let range = range_of(offset_bytes, length_bytes);
+        self.kind.extent_at(&handle.file, range).map_err(|error| {
+            handle.error(
+                "look for holes",
+                offset_bytes,
+                length_bytes,
+                Cause::of(&error),
+            )
+        })
     }
 
     fn provision(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use crate::{Device, DiscardEffect, IoError};
+use crate::{Device, DiscardEffect, Extent, IoError};
 
 /// A device in front of another one. An operation that it does not define passes to the device below. A durable write and a write of
 /// zeros are writes and a flush of the layer itself, so that a layer that defines these two sees all of them.
@@ -82,6 +82,12 @@ impl<L: Layer> Device for L {
     }
     fn discard_effect(&self) -> DiscardEffect {
         Layer::discard_effect(self)
+    }
+    fn discard_makes_zeros(&self) -> bool {
+        self.below().discard_makes_zeros()
+    }
+    fn extent_at(&self, offset_bytes: u64, length_bytes: u64) -> Result<Extent, IoError> {
+        self.below().extent_at(offset_bytes, length_bytes)
     }
     fn provision(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
         self.below().provision(offset_bytes, length_bytes)

@@ -72,7 +72,7 @@ const ZEROS_BYTES_MAX: u64 = 1 << 20;
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{operation} of {length_bytes} bytes at offset {offset_bytes} of {device}: {cause}")]
 pub struct IoError {
-    /// "read", "write", "flush", "discard", "provision", "grow", "measure"
+    /// "read", "write", "flush", "discard", "provision", "grow", "measure", "look for holes"
     pub operation: &'static str,
     /// The device as the user named it.
     pub device: Arc<str>,
@@ -153,6 +153,15 @@ pub enum DiscardEffect {
     FreesBlocks,
 }
 
+/// A run of blocks of a device that are all holes or all no holes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Length, a multiple of `BLOCK_BYTES`.
+    pub length_bytes: u64,
+    /// Whether the blocks have no storage. They read as zeros, and a write may need space.
+    pub is_hole: bool,
+}
+
 /// A place where blocks are stored.
 ///
 /// The blocking calls take any buffer whose length is a multiple of `BLOCK_BYTES`, may be made from
@@ -202,6 +211,18 @@ pub trait Device: Send + Sync {
     /// Returns the effect of `discard`, as far as it is known before the first one.
     fn discard_effect(&self) -> DiscardEffect {
         DiscardEffect::Nothing
+    }
+    /// Returns whether a discarded range reads as zeros afterwards.
+    fn discard_makes_zeros(&self) -> bool {
+        false
+    }
+    /// Returns the run of holes or data that begins at an offset, cut off after `length_bytes`. The caller passes whole blocks
+    /// inside the device, at least one. A device that does not know its holes reports data.
+    fn extent_at(&self, _offset_bytes: u64, length_bytes: u64) -> Result<Extent, IoError> {
+        Ok(Extent {
+            length_bytes,
+            is_hole: false,
+        })
     }
     /// Ensures that a range can be written even if its host becomes full: a sparse file allocates space for it. Keeps the
     /// contents. Does nothing on devices that own all their space. Fails with EOPNOTSUPP when the host can allocate only by

@@ -365,3 +365,34 @@ fn a_file_that_cannot_grow_keeps_its_length_and_its_size() {
     assert_eq!(device.grow(2 << 20, None).unwrap_err().errno(), EROFS);
     assert_eq!(path.metadata().unwrap().len(), 1 << 20);
 }
+
+#[test]
+fn a_sparse_file_reports_its_holes_in_whole_blocks() {
+    for directory in directories() {
+        let device = file_device(directory.path(), 400);
+        let all = device.size_bytes();
+        let extents = |mut at: u64| {
+            let mut found = vec![];
+            while at < all {
+                let extent = device.extent_at(at, all - at).unwrap();
+                found.push((extent.length_bytes / BLOCK_BYTES, extent.is_hole));
+                at += extent.length_bytes;
+            }
+            found
+        };
+        assert_eq!(extents(0), [(400, true)]);
+        device.write_at(64 * BLOCK_BYTES, &pattern(1, 16)).unwrap();
+        assert_eq!(extents(0), [(64, true), (16, false), (320, true)]);
+        assert_eq!(extents(70 * BLOCK_BYTES), [(10, false), (320, true)]);
+        // The run is cut off at the requested length.
+        let part = device.extent_at(0, 3 * BLOCK_BYTES).unwrap();
+        assert_eq!((part.length_bytes, part.is_hole), (3 * BLOCK_BYTES, true));
+        device.discard(64 * BLOCK_BYTES, 8 * BLOCK_BYTES).unwrap();
+        assert!(device.discard_makes_zeros());
+        assert_eq!(extents(0), [(72, true), (8, false), (320, true)]);
+        assert_eq!(
+            device.extent_at(all, BLOCK_BYTES).unwrap_err().errno(),
+            EINVAL
+        );
+    }
+}

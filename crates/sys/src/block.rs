@@ -109,6 +109,21 @@ pub fn holes(file: &File) -> io::Result<Vec<Range<u64>>> {
     Ok(holes)
 }
 
+/// Returns whether a regular file has storage at an offset, and the end of the run for which that is so: SEEK_DATA, SEEK_HOLE. A
+/// filesystem without holes has storage everywhere. Fails beyond the end of the file.
+pub fn run_at(file: &File, offset_bytes: u64) -> io::Result<(bool, u64)> {
+    let data = match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(offset_bytes)) {
+        Ok(at) => at,
+        Err(rustix::io::Errno::NXIO) => file.metadata()?.len(),
+        Err(error) => return Err(error.into()),
+    };
+    if data > offset_bytes {
+        return Ok((false, data));
+    }
+    let hole = rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(offset_bytes))?;
+    Ok((true, hole))
+}
+
 /// Reserves storage for a range of a regular file, and grows the file if needed. Fails with ENOSPC, or with EOPNOTSUPP when the
 /// filesystem cannot do that.
 pub fn allocate(file: impl AsFd, offset_bytes: u64, length_bytes: u64) -> io::Result<()> {

@@ -16,9 +16,9 @@ pub mod heap;
 pub mod errno {
     //! Error numbers that callers compare with.
     pub use libc::{
-        EACCES, EAGAIN, EBADF, EBUSY, ECANCELED, ECONNABORTED, EEXIST, EFAULT, EFBIG, EINTR,
-        EINVAL, EIO, ENODATA, ENODEV, ENOENT, ENOMEM, ENOSPC, ENOSYS, ENOTCONN, ENOTTY, EOPNOTSUPP,
-        EPERM, EROFS,
+        EACCES, EAGAIN, EBADF, EBUSY, ECANCELED, ECONNABORTED, EDQUOT, EEXIST, EFAULT, EFBIG,
+        EINTR, EINVAL, EIO, ENODATA, ENODEV, ENOENT, ENOMEM, ENOSPC, ENOSYS, ENOTCONN, ENOTTY,
+        EOPNOTSUPP, EPERM, EROFS,
     };
 }
 pub mod limits;
@@ -31,5 +31,6 @@ pub mod queued_write;
 pub mod rseq;
 pub mod service;
 pub mod signals;
+pub mod sockets;
 pub mod timer;
 pub mod uring;

@@ -17,6 +17,8 @@ mod hanging_device;
 mod helpers;
 mod life;
 mod memory_limit;
+mod nbd;
+mod nbd_clients;
 mod one_user;
 mod ordinary_user;
 mod other_users;

@@ -184,7 +184,8 @@ fn every_subcommand_has_a_manual_page_and_help_with_its_options() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     succeed(jericho(["man"]).arg(dir.path()));
     for name in [
-        "format", "mount", "umount", "run", "stat", "top", "where", "place", "check", "topology",
+        "format", "mount", "umount", "run", "stat", "top", "where", "place", "check", "nbd",
+        "topology",
     ] {
         let page = dir.path().join(format!("jericho-{name}.1"));
         assert!(

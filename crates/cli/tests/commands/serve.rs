@@ -3,7 +3,7 @@
 use std::process::{Child, Command, Stdio};
 
 use super::support::commands::{kill, wait_until};
-use super::support::{Volume, fail, jericho};
+use super::support::{Volume, fail, jericho, pattern, succeed};
 
 /// Returns `jericho serve` in a network namespace of its own with an interface t0, which is up.
 fn serve_inside(setup: &str, arguments: &[&str]) -> Command {
@@ -126,4 +126,19 @@ fn a_served_device_is_in_use_until_the_server_ends() {
         status.is_some()
     });
     assert!(status.is_some_and(|status| status.success()), "{status:?}");
+}
+
+#[test]
+fn another_host_copies_to_a_served_file_while_its_target_is_killed() {
+    let volume = Volume::formatted();
+    let dir = volume.beside("hosts");
+    std::fs::create_dir(&dir).expect("a directory");
+    std::fs::write(dir.join("in"), pattern(7, 192 << 20)).expect("a file");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/commands/two_hosts.sh");
+    let mut command = Command::new("unshare");
+    command.args(["-Urn", "sh", script]);
+    command.arg(jericho(["x"]).get_program()).arg(&dir);
+    succeed(&mut command);
+    let log = std::fs::read_to_string(dir.join("nbd.log")).expect("a log");
+    assert!(log.contains("sent again"), "{log}");
 }
