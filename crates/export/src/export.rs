@@ -19,6 +19,7 @@ use crate::protocol::{
     STRING_BYTES_MAX,
 };
 use crate::ranges::{Ranges, Use};
+use crate::span::{Span, whole_blocks};
 
 /// Maximum length of an export's name.
 pub const NAME_BYTES_MAX: usize = STRING_BYTES_MAX;
@@ -32,35 +33,6 @@ pub struct ExportOptions {
     pub name: String,
     /// Refuses changes.
     pub read_only: bool,
-}
-
-/// Bytes of a request inside the blocks that contain them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
-    /// The blocks, in bytes.
-    pub blocks: Range<u64>,
-    /// The request's bytes, counted from the beginning of the blocks.
-    pub inside: Range<usize>,
-}
-
-impl Span {
-    /// Returns the span of a range whose blocks fit into memory.
-    pub fn of(bytes: Range<u64>) -> Span {
-        let start = bytes.start - bytes.start % BLOCK_BYTES;
-        Span {
-            inside: (bytes.start - start) as usize..(bytes.end - start) as usize,
-            blocks: start..bytes.end.next_multiple_of(BLOCK_BYTES),
-        }
-    }
-
-    /// Returns the size of the blocks in bytes.
-    pub fn size(&self) -> usize {
-        (self.blocks.end - self.blocks.start) as usize
-    }
-
-    fn is_whole(&self) -> bool {
-        self.inside == (0..self.size())
-    }
 }
 
 /// How zeros are written.
@@ -117,8 +89,8 @@ impl Export {
     /// Returns the text that describes the device to clients.
     pub(crate) fn description(&self) -> String {
         let mut text = format!("jericho: {}", self.device.name());
-        let end = (0..=STRING_BYTES_MAX.min(text.len())).rev();
-        let end = end.into_iter().find(|end| text.is_char_boundary(*end));
+        let mut ends = (0..=STRING_BYTES_MAX.min(text.len())).rev();
+        let end = ends.find(|end| text.is_char_boundary(*end));
         text.truncate(end.unwrap_or(0));
         text
     }
@@ -315,13 +287,6 @@ impl Export {
     }
 }
 
-/// Returns the blocks that are inside a range as a whole; an empty range if there are none.
-fn whole_blocks(bytes: &Range<u64>) -> Range<u64> {
-    let start = bytes.start.next_multiple_of(BLOCK_BYTES);
-    let end = bytes.end - bytes.end % BLOCK_BYTES;
-    start..end.max(start)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -384,12 +349,5 @@ mod tests {
                 .chain(&bytes[20_000..])
                 .all(|byte| *byte == 7)
         );
-    }
-
-    #[test]
-    fn a_trim_spares_blocks_that_it_does_not_cover() {
-        assert_eq!(whole_blocks(&(1..8191)), 4096..4096);
-        assert_eq!(whole_blocks(&(1..8192)), 4096..8192);
-        assert_eq!(whole_blocks(&(0..12_288)), 0..12_288);
     }
 }

@@ -13,8 +13,8 @@
 //! connections use while it sends.
 //!
 //! # Where to read on
-//! `protocol` has the numbers of the protocol. [`Export`] turns requests for bytes into requests for blocks, and `ranges` keeps
-//! requests apart that change the same block. `options` parses the options of the negotiation and `negotiation` answers them;
+//! `protocol` has the numbers of the protocol. `span` has the blocks around a range of bytes. [`Export`] turns requests for
+//! bytes into requests for blocks, and `ranges` keeps requests apart that change the same block. `options` parses the options of the negotiation and `negotiation` answers them;
 //! `request` parses and checks a request, and `reply` makes replies. `transmission` runs the requests of a connection within the
 //! limits of `budget`. `socket` listens, and [`Server`] runs the connections and ends them.
 
@@ -31,6 +31,7 @@ mod reply;
 mod request;
 mod server;
 mod socket;
+mod span;
 mod transmission;
 
 use std::io::{Read, Write};

@@ -193,7 +193,9 @@ fn serve(export: &Export, stream: &Stream, client: &str) -> Result<(), Ended> {
         stream,
         deadline: Some(Instant::now() + NEGOTIATION_MAX),
     });
-    stream.limit_writes(Some(NEGOTIATION_MAX)).map_err(failed)?;
+    let prepared = stream.prepare();
+    let prepared = prepared.and_then(|()| stream.limit_writes(Some(NEGOTIATION_MAX)));
+    prepared.map_err(failed)?;
     let Some(agreed) = negotiate(export, &mut input, stream)? else {
         return Ok(());
     };

@@ -126,8 +126,6 @@ impl Listener {
             }
             Socket::Tcp { listener, .. } => {
                 let (stream, peer) = listener.accept()?;
-                stream.set_nodelay(true)?;
-                sockets::keep_alive(&stream)?;
                 Ok((Stream::Tcp(stream), peer.to_string()))
             }
         }
@@ -218,6 +216,15 @@ pub(crate) enum Stream {
 }
 
 impl Stream {
+    /// Makes a TCP connection send replies at once, and notice a client's host that has gone.
+    pub fn prepare(&self) -> io::Result<()> {
+        if let Stream::Tcp(stream) = self {
+            stream.set_nodelay(true)?;
+            sockets::keep_alive(stream)?;
+        }
+        Ok(())
+    }
+
     /// Limits the time of each later read (`None`: no limit).
     pub fn limit_reads(&self, limit: Option<Duration>) -> io::Result<()> {
         match self {

@@ -16,11 +16,12 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::budget::Budget;
 use crate::ended::Ended;
-use crate::export::{Export, Span, Zeroed};
+use crate::export::{Export, Zeroed};
 use crate::negotiation::Agreed;
 use crate::protocol::{EIO, ENOTSUP, PAYLOAD_BYTES_MAX};
 use crate::reply;
 use crate::request::{Command, REQUEST_BYTES, Request};
+use crate::span::Span;
 
 /// Maximum number of threads of a connection that call the device.
 const WORKERS_MAX: usize = 16;

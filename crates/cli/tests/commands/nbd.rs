@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -181,4 +181,26 @@ fn bytes_after_the_last_whole_block_are_reported() {
     let mut text = String::new();
     std::io::Read::read_to_string(&mut log, &mut text).unwrap();
     assert!(text.contains("the last 512 bytes"), "{text}");
+}
+
+#[test]
+fn the_service_manager_is_told_when_it_serves_and_when_it_stops() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = empty(dir.path(), "file");
+    let notified = dir.path().join("notify");
+    let manager = UnixDatagram::bind(&notified).unwrap();
+    let mut command = jericho(["nbd", "--listen", "127.0.0.1:0"]);
+    command.arg(&file).env("NOTIFY_SOCKET", &notified);
+    command.stdout(Stdio::piped());
+    let nbd = Nbd::of(command);
+    let receive = || {
+        let mut bytes = [0; 1000];
+        let length = manager.recv(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..length]).into_owned()
+    };
+    let ready = receive();
+    assert!(ready.starts_with("READY=1"), "{ready}");
+    assert!(ready.contains(&nbd.uri), "{ready}");
+    nbd.stop("TERM");
+    assert!(receive().starts_with("STOPPING=1"));
 }
