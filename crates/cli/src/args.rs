@@ -554,13 +554,13 @@ pub struct RemoteArgs {
     /// Ethertype of the frames
     #[arg(long, value_name = "NUMBER", default_value = "0x88b5", value_parser = ethertype)]
     pub ethertype: u16,
-    /// Take the device from another client, which then can use it no more
+    /// Take the device from another client, which loses access
     #[arg(long)]
     pub take_over: bool,
-    /// Do not send again what the other host may have lost; flushes fail then
+    /// Do not resend unflushed changes that the other host may have lost; flushes then fail
     #[arg(long)]
     pub no_replay: bool,
-    /// Fail requests when the other host has not answered for so many seconds; 0: wait for ever
+    /// Fail requests after this many seconds without an answer of the other host; 0: never
     #[arg(long, value_name = "SECONDS", default_value_t = 180)]
     pub dead_after: u64,
 }
@@ -573,7 +573,7 @@ Examples:
   jericho serve null:1G --name empty --nic eth1 --no-auth     completes without I/O, to measure the network
 
 Serves in the foreground until SIGTERM or SIGINT. The other host names the device tyche://HOST/NAME. One client at a time uses it. \
-If the device's host restarts, the client sends again what it had not flushed, and nobody else gets the device meanwhile: jericho keeps a record of the client in \
+If the device's host restarts, the client sends again what it had not flushed, and meanwhile no other host gets the device without --take-over: jericho keeps a record of the client in \
 a file of --state.
 
 There are no keys yet: everybody on these networks can read and change the device. --no-auth says that this is wanted.")]
@@ -595,7 +595,7 @@ pub struct ServeArgs {
     /// Serve without keys: everybody on these networks can use the device
     #[arg(long)]
     pub no_auth: bool,
-    /// Answer only those who name the device
+    /// Answer only searches that name the device
     #[arg(long)]
     pub hidden: bool,
     /// Ethertype of the frames

@@ -53,11 +53,12 @@ pub fn run(args: &ServeArgs) -> Outcome {
     let server =
         Server::start(Arc::clone(&device), &config).map_err(|e| Failure::new(e.to_string()))?;
     let url = format!("tyche://{}/{}", config.host, config.name);
-    tracing::warn!(
-        "everybody on {} can read and change {}",
-        args.nic.join(", "),
-        device.name()
-    );
+    let can = match args.read_only {
+        true => "read",
+        false => "read and change",
+    };
+    let nics = args.nic.join(", ");
+    tracing::warn!("everybody on {nics} can {can} {}", device.name());
     print(&format!("serving {} as {url}\n", device.name()))?;
     notify::ready(&format!("serving {} as {url}", device.name()));
     let _ = signals.forever().next();

@@ -63,9 +63,9 @@ pub enum AttachError {
     /// Another process of this host uses the device.
     #[error("{0} is in use by another process of this host")]
     Busy(Remote),
-    /// No target has answered.
+    /// No target has answered, or its export was busy all the time.
     #[error(
-        "no host offers {remote} on {interfaces}: is `jericho serve` running there, and are the interfaces connected?"
+        "no host offers {remote} on {interfaces}: is `jericho serve` running there, and are the interfaces connected, and has the session of another client ended?"
     )]
     Missing {
         /// The device.
@@ -99,7 +99,7 @@ pub struct RemoteDevice {
     attached: Attached,
     inside: Arc<Inside>,
     /// Errno of the first flush or durable write that failed; 0: none has.
-    lost: AtomicI32,
+    durability_errno: AtomicI32,
     /// Ends the receiver when it is closed.
     stop: Option<UnixStream>,
     receiver: Option<JoinHandle<()>>,
@@ -156,7 +156,7 @@ impl RemoteDevice {
                 is_read_only: false,
             },
             inside,
-            lost: AtomicI32::new(0),
+            durability_errno: AtomicI32::new(0),
             stop: Some(stop),
             receiver: Some(receiver.map_err(failed("start a thread"))?),
             _claim: claim,
@@ -242,7 +242,7 @@ impl RemoteDevice {
 
     /// Fails if a flush or durable write has failed before: the contract of `Device`.
     fn check_durable(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
-        match self.lost.load(Ordering::Acquire) {
+        match self.durability_errno.load(Ordering::Acquire) {
             0 => Ok(()),
             errno => Err(self.error("flush", offset_bytes, length_bytes, errno)),
         }
@@ -250,7 +250,14 @@ impl RemoteDevice {
 
     fn note_durability(&self, result: Result<(), IoError>) -> Result<(), IoError> {
         if let Err(error) = &result {
-            self.lost.store(error.errno(), Ordering::Release);
+            // Keeps the first one.
+            let (none, errno) = (0, error.errno());
+            let _ = self.durability_errno.compare_exchange(
+                none,
+                errno,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            );
         }
         result
     }
@@ -365,7 +372,7 @@ impl Device for RemoteDevice {
 
     fn write_durable(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
         self.check_durable(offset_bytes, buf.len() as u64)?;
-        // A completion does not tell whether the bytes were written. Without them is the safe answer.
+        // The errno does not say whether the write or the flush failed. So the caller must assume that nothing was written.
         let written = self.write("write", offset_bytes, buf, true);
         self.note_durability(written)
     }

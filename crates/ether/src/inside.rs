@@ -156,8 +156,8 @@ impl Inside {
         self.set_timer(&mut core);
     }
 
-    /// Sets the timer if the protocol has something to do before it ends. A timer that is too early costs one wake-up and no system call for each
-    /// request.
+    /// Sets the timer if the protocol has something to do before it ends. A timer that is too early costs one wake-up. Setting it again would cost a
+    /// system call for each request.
     fn set_timer(&self, core: &mut Core) {
         let now = core.links.now();
         let is_set = core.timer_at.filter(|&at| at > now);

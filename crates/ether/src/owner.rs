@@ -21,8 +21,8 @@ pub(crate) struct OwnerRecord {
 }
 
 impl OwnerRecord {
-    /// Returns the record of an export in a directory, which is created if it is missing. Fails with EWOULDBLOCK if another target has it, and if
-    /// nothing can be written there.
+    /// Returns the record of an export in a directory, which is created if it is missing. Fails with EWOULDBLOCK if another target has it. Also
+    /// fails if nothing can be written to the directory.
     pub fn open(directory: &Path, export: &str, device: &str) -> io::Result<OwnerRecord> {
         fs::create_dir_all(directory)?;
         let lock = File::create(directory.join(format!("{export}.lock")))?;

@@ -60,6 +60,11 @@ pub enum ServeError {
         "{0}: the name of a host or an export needs 1 to 64 bytes, without slashes and control characters"
     )]
     Name(String),
+    /// Another target of this host has the name.
+    #[error(
+        "another `jericho serve` of this host uses the name {0}, or the same --state directory; choose another name or directory"
+    )]
+    NameTaken(String),
     /// The record cannot be read or written.
     #[error("cannot keep the record of who uses the export in {}: {source}; choose a directory with --state", .path.display())]
     State {
@@ -194,9 +199,12 @@ fn open_record(
     let name = PathBuf::from(&*device.name());
     let path = std::fs::canonicalize(&name).unwrap_or(name);
     let record = OwnerRecord::open(directory, &config.name, &path.to_string_lossy());
-    record.map(Some).map_err(|source| ServeError::State {
-        path: directory.clone(),
-        source,
+    record.map(Some).map_err(|source| match source.kind() {
+        io::ErrorKind::WouldBlock => ServeError::NameTaken(config.name.clone()),
+        _ => ServeError::State {
+            path: directory.clone(),
+            source,
+        },
     })
 }
 

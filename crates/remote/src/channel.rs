@@ -228,7 +228,7 @@ impl<C> Channel<C> {
         Ok(())
     }
 
-    /// Returns when an owner that waits for the peer should send PING: nothing is in flight whose loss would tell that the peer is gone.
+    /// Returns when an owner that waits for the peer should send PING: no frame in flight can reveal that the peer is gone.
     pub fn silent_at(&self) -> Option<Time> {
         let is_idle = self.state == State::Up && self.in_flight == 0;
         is_idle.then(|| self.heard.max(self.progress) + SILENCE)
@@ -264,6 +264,8 @@ impl<C> Channel<C> {
             State::Suspect { since, next_ping } if next_ping <= now => {
                 if self.quiet_after.is_some_and(|after| since + after <= now) {
                     self.state = State::Quiet;
+                    // The next frame makes the channel suspect again.
+                    self.is_heard = false;
                     return false;
                 }
                 self.probes += 1;

@@ -4,7 +4,7 @@ use jericho_format::PAGE_BYTES;
 
 /// A request: its slot and its sequence there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Name {
+pub(crate) struct RequestId {
     pub slot: u16,
     pub sequence: u32,
 }
@@ -12,7 +12,7 @@ pub(crate) struct Name {
 /// A part of the data of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
-    pub name: Name,
+    pub name: RequestId,
     pub from_bytes: u32,
     pub to_bytes: u32,
 }
@@ -21,7 +21,7 @@ pub(crate) struct Part {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     /// Requests or completions.
-    Records(Vec<Name>),
+    Records(Vec<RequestId>),
     Data(Part),
 }
 

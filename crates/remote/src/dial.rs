@@ -1,6 +1,6 @@
 //! How an initiator gets a channel on one of its links: HELLO, then HANDSHAKE. Rules 14 and 15 of `docs/formats/wire.md`.
 //!
-//! States: `Idle` ── `seek` ──> `Seeking` (HELLO each second) ── OFFER (`offered`) ──> `Asking` (HANDSHAKE each 100 ms) ── ACCEPT ──> `Idle`.
+//! States: `Idle` ── `seek` ──> `Seeking` (HELLO each second, more rarely while another link works) ── OFFER (`offered`) ──> `Asking` (HANDSHAKE each 100 ms) ── ACCEPT ──> `Idle`.
 //! `Asking` without an answer goes back to `Seeking`.
 
 use std::time::Duration;
@@ -77,7 +77,7 @@ impl Dial {
         }
     }
 
-    /// Goes on asking, because the target is alive and waits for something else.
+    /// Handles *waiting*: counts the attempts from the start again.
     pub fn waits(&mut self, now: Time) {
         if let Dial::Asking(asking) = self {
             asking.attempts = 0;

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 
 use jericho_format::wire::{Handshake, Mac, NAME_BYTES, name_field};
 
-use crate::content::Name;
+use crate::content::RequestId;
 
 /// A device that a target serves.
 #[derive(Clone, Debug)]
 pub struct ExportConfig {
-    /// Name, at most `wire::NAME_BYTES`.
+    /// RequestId, at most `wire::NAME_BYTES`.
     pub name: String,
     /// Size of the device, a multiple of 4096.
     pub size_bytes: u64,
@@ -33,7 +33,7 @@ pub struct Owner {
 }
 
 /// A request of a session: the number of the session and the request's name.
-pub(crate) type Asked = (u64, Name);
+pub(crate) type Asked = (u64, RequestId);
 
 /// A HANDSHAKE that waits.
 #[derive(Clone, Copy, Debug)]

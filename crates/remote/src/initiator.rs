@@ -9,15 +9,15 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use jericho_format::wire::{
-    CompletionRecord, FrameHeader, Mac, NAME_BYTES, PLACE_BYTES, Refused, frame_kind, name_field,
-    payload_max_of, reason,
+    ACK_WORDS, CompletionRecord, FLAG_FROM_TARGET, FrameHeader, Mac, NAME_BYTES, PLACE_BYTES,
+    Refused, frame_kind, name_field, payload_max_of, reason,
 };
 use zerocopy::FromBytes;
 use zerocopy::byteorder::little_endian::U64;
 
 use crate::Time;
 use crate::channel::{Channel, State};
-use crate::content::{Content, Name};
+use crate::content::{Content, RequestId};
 use crate::dial::Dial;
 use crate::errno::{EACCES, EBUSY, ECANCELED, EIO, ENOTUNIQ, EPROTO, EPROTONOSUPPORT, ESTALE};
 use crate::frame::{Entropy, Frame, Link, random_id, random_index};
@@ -170,7 +170,7 @@ pub struct Initiator {
     turn: usize,
     session: Option<Session>,
     requests: Requests,
-    /// When a channel was last known to work, or the first request after that was submitted.
+    /// When `dead_after` starts: the last answer, or the first request after it.
     alive: Time,
     is_reachable: bool,
     /// Requests fail at once, because no channel has answered for `dead_after`.
@@ -256,7 +256,10 @@ impl Initiator {
     pub fn on_frame(&mut self, now: Time, link: u16, frame: &[u8]) -> Option<ReadPlace> {
         let (header, payload) = FrameHeader::split(frame)?;
         let state = self.links.get_mut(usize::from(link))?;
-        if header.ethertype.get() != self.config.ethertype || header.destination != state.link.mac {
+        if header.ethertype.get() != self.config.ethertype
+            || header.destination != state.link.mac
+            || header.flags & FLAG_FROM_TARGET == 0
+        {
             return None;
         }
         if matches!(
@@ -281,7 +284,7 @@ impl Initiator {
             frame_kind::COMPLETIONS | frame_kind::DATA | frame_kind::PING | frame_kind::CLOSE => {
                 [].as_slice()
             }
-            frame_kind::ACK => <[U64]>::ref_from_bytes(payload).ok()?,
+            frame_kind::ACK => <[U64; ACK_WORDS]>::ref_from_bytes(payload).ok()?,
             _ => return None,
         };
         let is_new = attachment.channel.on_frame(now, &header);
@@ -413,7 +416,7 @@ impl Initiator {
                 None
             }
             frame_kind::DATA => {
-                let name = Name {
+                let name = RequestId {
                     slot: header.slot.get(),
                     sequence: header.sequence.get(),
                 };

@@ -5,8 +5,10 @@
 //! have arrived (`finish`). Phases:
 //!
 //! ```text
-//! Detached ── begin_session ──> Running ── another verifier (`verifier_seen`) ──> Draining ── nothing active ──> Replaying
+//! Detached ── begin_session ──> Running ── another verifier (`verifier_seen`) ──> Draining
+//! Draining ── nothing active ──> Replaying, or Running if nothing is kept
 //! Replaying ── all kept changes and the flush completed ──> Running
+//! Replaying ── another verifier, or a failure (`replay_failed`) ──> Draining
 //! ```
 
 use std::collections::VecDeque;
@@ -15,7 +17,7 @@ use jericho_format::PAGE_BYTES;
 use jericho_format::wire::{CompletionRecord, FLAG_FUA, RequestRecord, TRANSFER_BYTES_MAX};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
-use crate::content::{Content, Name, Part};
+use crate::content::{Content, Part, RequestId};
 use crate::errno::{EINVAL, EIO};
 use crate::log::{Kept, Log};
 use crate::operation::{Action, Operation};
@@ -121,7 +123,7 @@ pub(crate) struct Requests {
     stopped: Option<i32>,
     /// A flush that makes room is active.
     makes_room: bool,
-    records: VecDeque<Name>,
+    records: VecDeque<RequestId>,
     parts: VecDeque<Part>,
     events: VecDeque<Event>,
     /// Requests of callers that have not ended.
@@ -222,7 +224,7 @@ impl Requests {
     }
 
     /// Returns the record of a request for a frame.
-    pub fn record(&self, name: Name) -> Option<RequestRecord> {
+    pub fn record(&self, name: RequestId) -> Option<RequestRecord> {
         let active = self.active(name)?;
         let operation = active.request.operation;
         Some(RequestRecord {
@@ -238,7 +240,7 @@ impl Requests {
     }
 
     /// Returns the pages of a write: in this side's pool, and in the target's.
-    pub fn runs(&self, name: Name) -> Option<(Run, Run)> {
+    pub fn runs(&self, name: RequestId) -> Option<(Run, Run)> {
         let active = self.active(name)?;
         Some((active.request.local?, active.remote))
     }
@@ -253,7 +255,12 @@ impl Requests {
 
     /// Takes a part of the data of a READ. Returns the tag of the request, if the part must be copied to the caller's memory, or an
     /// error if the target broke a rule.
-    pub fn on_data(&mut self, name: Name, place: u16, length: usize) -> Result<Option<u64>, ()> {
+    pub fn on_data(
+        &mut self,
+        name: RequestId,
+        place: u16,
+        length: usize,
+    ) -> Result<Option<u64>, ()> {
         let Some(active) = self.active_mut(name) else {
             return Ok(None);
         };
@@ -274,7 +281,7 @@ impl Requests {
 
     /// Takes a completion.
     pub fn on_completion(&mut self, record: CompletionRecord) {
-        let name = Name {
+        let name = RequestId {
             slot: record.slot.get(),
             sequence: record.sequence.get(),
         };
@@ -316,7 +323,7 @@ impl Requests {
         true
     }
 
-    /// Takes the verifier of an ACCEPT that continues the session.
+    /// Takes the verifier of an ACCEPT.
     pub fn on_verifier(&mut self, verifier: u64) {
         self.verifier_seen(verifier);
         self.proceed();
@@ -325,7 +332,6 @@ impl Requests {
     /// Fails all requests of callers with an errno. Those that were sent keep their slots until the target answers: rule 18.
     pub fn fail_all(&mut self, error: i32) {
         for request in std::mem::take(&mut self.waiting) {
-            // A request waits without a caller only if its session ended, and then nothing is left of it.
             self.end(request, Err(error));
         }
         for slot in 0..self.slots.len() {
@@ -348,13 +354,13 @@ impl Requests {
         }
     }
 
-    fn active(&self, name: Name) -> Option<&Active> {
+    fn active(&self, name: RequestId) -> Option<&Active> {
         let slot = self.slots.get(usize::from(name.slot))?;
         let active = slot.active.as_ref()?;
         (slot.sequence == name.sequence).then_some(active)
     }
 
-    fn active_mut(&mut self, name: Name) -> Option<&mut Active> {
+    fn active_mut(&mut self, name: RequestId) -> Option<&mut Active> {
         let slot = self.slots.get_mut(usize::from(name.slot))?;
         let active = slot.active.as_mut()?;
         (slot.sequence == name.sequence).then_some(active)
@@ -426,7 +432,7 @@ impl Requests {
         let covers = self.log.numbers().end;
         let place = &mut self.slots[usize::from(slot)];
         place.sequence = place.sequence.wrapping_add(1);
-        let name = Name {
+        let name = RequestId {
             slot,
             sequence: place.sequence,
         };
@@ -439,7 +445,7 @@ impl Requests {
         });
         self.active += 1;
         if self.records.len() > 2 * self.slots.len() {
-            // Only a target that completes requests before they are sent leaves so many.
+            // Stale entries accumulate only if a target completes requests before they are sent.
             let mut records = std::mem::take(&mut self.records);
             records.retain(|name| self.active(*name).is_some());
             self.records = records;
@@ -460,7 +466,7 @@ impl Requests {
         Ok(())
     }
 
-    fn finish_if_complete(&mut self, name: Name) {
+    fn finish_if_complete(&mut self, name: RequestId) {
         let Some(active) = self.active(name) else {
             return;
         };
@@ -522,7 +528,7 @@ impl Requests {
                 request.local = self.keep(operation, request.local);
             }
             (_, Ok(())) if self.log.may_overlap(&operation.range()) => {
-                // A replay that is broken off after the older change would undo this one. So it is not done before both are flushed.
+                // A replay that stops after the older change would undo this write. So the caller waits until both are flushed.
                 request.local = self.keep(operation, request.local);
                 request.operation = Operation::flush();
                 return self.repeat(request);
@@ -563,7 +569,7 @@ impl Requests {
         if self.flush_error.is_some() {
             return local;
         }
-        // Without a replay the log tells only whether there is something to lose.
+        // Without a replay, the log only records that unflushed changes exist.
         let run = local.filter(|_| self.has_replay);
         self.log.push(Kept { operation, run });
         local.filter(|_| !self.has_replay)

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! IDLE ── on_record, on_data ──> RECEIVING ── all data there (begin_if_complete) ──> EXECUTING ── ended ──> DONE
+//! RECEIVING ── the request is wrong ──> DONE
 //! ```
 
 use std::collections::VecDeque;
@@ -10,7 +11,7 @@ use jericho_format::PAGE_BYTES;
 use jericho_format::wire::{CompletionRecord, FLAG_FUA, PLACE_BYTES, RequestRecord};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
-use crate::content::{Content, Name, Part};
+use crate::content::{Content, Part, RequestId};
 use crate::errno::{EINVAL, EOPNOTSUPP, EROFS};
 use crate::operation::{Action, Operation};
 use crate::pages::Run;
@@ -23,7 +24,7 @@ pub(crate) struct Violation;
 /// What the device must do for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Begun {
-    pub name: Name,
+    pub name: RequestId,
     pub operation: Operation,
     pub run: Run,
 }
@@ -38,7 +39,7 @@ pub(crate) struct Limits {
 
 #[derive(Debug)]
 enum State {
-    /// No request, or the one with the slot's sequence has ended.
+    /// No request yet.
     Idle,
     /// The record, or a part of the data, is missing.
     Receiving {
@@ -107,7 +108,7 @@ impl Slots {
         record: RequestRecord,
         verifier: u64,
     ) -> Result<Option<Begun>, Violation> {
-        let name = Name {
+        let name = RequestId {
             slot: record.slot.get(),
             sequence: record.sequence.get(),
         };
@@ -136,7 +137,7 @@ impl Slots {
     /// Takes a part of the data of a WRITE. Returns its place in the pool, if it must be copied there, and what the device must do after that.
     pub fn on_data(
         &mut self,
-        name: Name,
+        name: RequestId,
         (place, length): (u16, usize),
         pool_page: u32,
         verifier: u64,
@@ -166,7 +167,7 @@ impl Slots {
     }
 
     /// Takes the end of an operation. Returns whether the slot was executing it.
-    pub fn ended(&mut self, name: Name, error: u16, verifier: u64) -> bool {
+    pub fn ended(&mut self, name: RequestId, error: u16, verifier: u64) -> bool {
         let Some(slot) = self.slots.get_mut(usize::from(name.slot)) else {
             return false;
         };
@@ -203,7 +204,7 @@ impl Slots {
         {
             let slot = &mut self.slots[usize::from(at)];
             slot.is_queued = false;
-            let name = Name {
+            let name = RequestId {
                 slot: at,
                 sequence: slot.sequence,
             };
@@ -224,7 +225,7 @@ impl Slots {
     }
 
     /// Returns the completion of a request for a frame.
-    pub fn record(&self, name: Name) -> Option<CompletionRecord> {
+    pub fn record(&self, name: RequestId) -> Option<CompletionRecord> {
         let ended = self.done(name)?;
         Some(CompletionRecord {
             slot: U16::new(name.slot),
@@ -236,7 +237,7 @@ impl Slots {
     }
 
     /// Returns the pages of the data of a READ.
-    pub fn data(&self, name: Name) -> Option<Run> {
+    pub fn data(&self, name: RequestId) -> Option<Run> {
         self.done(name)?.data
     }
 
@@ -253,7 +254,7 @@ impl Slots {
     }
 
     /// Queues the completion of a request, if it is still the slot's latest one.
-    fn queue(&mut self, name: Name) {
+    fn queue(&mut self, name: RequestId) {
         if self.done(name).is_none() {
             return;
         }
@@ -264,7 +265,7 @@ impl Slots {
         }
     }
 
-    fn done(&self, name: Name) -> Option<&Ended> {
+    fn done(&self, name: RequestId) -> Option<&Ended> {
         let slot = self.slots.get(usize::from(name.slot))?;
         match &slot.state {
             State::Done(ended) if slot.sequence == name.sequence => Some(ended),
@@ -273,7 +274,7 @@ impl Slots {
     }
 
     /// Returns the slot if it takes the sequence, in `Receiving`. Returns `None` for a late copy of what the slot has, or has had.
-    fn receive(&mut self, name: Name, pool_page: u32) -> Result<Option<&mut Slot>, Violation> {
+    fn receive(&mut self, name: RequestId, pool_page: u32) -> Result<Option<&mut Slot>, Violation> {
         let slot = self.slots.get_mut(usize::from(name.slot));
         let slot = slot.ok_or(Violation)?;
         let ahead = name.sequence.wrapping_sub(slot.sequence) as i32;
@@ -299,7 +300,11 @@ impl Slots {
     }
 
     /// Begins the operation of a slot, if its record and all of its data are there.
-    fn begin_if_complete(&mut self, name: Name, verifier: u64) -> Result<Option<Begun>, Violation> {
+    fn begin_if_complete(
+        &mut self,
+        name: RequestId,
+        verifier: u64,
+    ) -> Result<Option<Begun>, Violation> {
         let limits = self.limits;
         let slot = &mut self.slots[usize::from(name.slot)];
         let State::Receiving {
@@ -375,8 +380,8 @@ mod tests {
         is_read_only: false,
     };
 
-    fn name(slot: u16, sequence: u32) -> Name {
-        Name { slot, sequence }
+    fn name(slot: u16, sequence: u32) -> RequestId {
+        RequestId { slot, sequence }
     }
 
     fn record(op: u8, (slot, sequence): (u16, u32), pages: u32, pool_page: u32) -> RequestRecord {

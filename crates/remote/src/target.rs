@@ -8,15 +8,15 @@ mod send;
 use std::collections::{HashMap, VecDeque};
 
 use jericho_format::wire::{
-    FLAG_FROM_TARGET, FrameHeader, Mac, NAME_BYTES, POOL_PAGES_MAX, Refused, RequestRecord,
-    SLOTS_MAX, WIRE_MAGIC, frame_kind, name_field, payload_max_of, reason,
+    ACK_WORDS, FLAG_FROM_TARGET, FrameHeader, Mac, NAME_BYTES, POOL_PAGES_MAX, Refused,
+    RequestRecord, SLOTS_MAX, WIRE_MAGIC, frame_kind, name_field, payload_max_of, reason,
 };
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::Time;
 use crate::channel::Channel;
-use crate::content::{Content, Name};
+use crate::content::{Content, RequestId};
 use crate::cookie::Cookies;
 use crate::export::{Asked, Export, ExportConfig, Owner};
 use crate::frame::{Body, Entropy, Frame, Link, random_id};
@@ -239,7 +239,7 @@ impl Target {
             frame_kind::REQUESTS | frame_kind::DATA | frame_kind::PING | frame_kind::CLOSE => {
                 [].as_slice()
             }
-            frame_kind::ACK => <[U64]>::ref_from_bytes(payload).ok()?,
+            frame_kind::ACK => <[U64; ACK_WORDS]>::ref_from_bytes(payload).ok()?,
             _ => return None,
         };
         let mut lost = Vec::new();
@@ -286,7 +286,7 @@ impl Target {
                 };
                 if session
                     .slots
-                    .ended(Name { slot, sequence }, error, verifier)
+                    .ended(RequestId { slot, sequence }, error, verifier)
                 {
                     session.executing -= 1;
                 }
@@ -297,7 +297,7 @@ impl Target {
         }
     }
 
-    /// Takes that `TargetOutput::RecordOwner` was done.
+    /// Handles the success of `TargetOutput::RecordOwner`.
     pub fn owner_recorded(&mut self, now: Time, export: usize) {
         let Some(pending) = self.exports[export].pending.take_if(|p| p.is_recording) else {
             return;
@@ -340,7 +340,7 @@ impl Target {
         self.transmit(now, number);
     }
 
-    /// Takes that `TargetOutput::RecordOwner` failed. The initiator asks again.
+    /// Handles the failure of `TargetOutput::RecordOwner`. The initiator asks again.
     pub fn owner_failed(&mut self, export: usize) {
         self.exports[export].pending.take_if(|p| p.is_recording);
     }
@@ -384,7 +384,7 @@ impl Target {
                 Ok(None)
             }
             frame_kind::DATA => {
-                let name = Name {
+                let name = RequestId {
                     slot: header.slot.get(),
                     sequence: header.sequence.get(),
                 };
@@ -398,7 +398,11 @@ impl Target {
                 }))
             }
             frame_kind::CLOSE => {
-                if let Some(owner) = &mut self.exports[export].config.last_owner {
+                let has_left = Refused::read_from_prefix(payload)
+                    .is_ok_and(|(refused, _)| refused.reason.get() == reason::DETACHED);
+                if let Some(owner) = &mut self.exports[export].config.last_owner
+                    && has_left
+                {
                     owner.is_attached = false;
                     let owner = *owner;
                     let output = TargetOutput::RecordOwner { export, owner };

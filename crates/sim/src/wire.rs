@@ -45,6 +45,8 @@ pub struct Wire {
     /// (time, order of sending, arrival)
     flying: BinaryHeap<Reverse<(Duration, u64, Arrival)>>,
     sent: u64,
+    /// Order of the frames in `flying`.
+    order: u64,
 }
 
 impl Wire {
@@ -56,6 +58,7 @@ impl Wire {
             faults,
             flying: BinaryHeap::new(),
             sent: 0,
+            order: 0,
         }
     }
 
@@ -65,7 +68,7 @@ impl Wire {
     }
 
     /// Cuts a link, or joins it again. Frames that are under way still arrive.
-    pub fn cut(&mut self, link: u16, is_cut: bool) {
+    pub fn set_cut(&mut self, link: u16, is_cut: bool) {
         self.is_cut[usize::from(link)] = is_cut;
     }
 
@@ -103,8 +106,8 @@ impl Wire {
 
     /// Makes a frame arrive at a time.
     pub fn hold(&mut self, time: Duration, arrival: Arrival) {
-        self.sent += 1;
-        self.flying.push(Reverse((time, self.sent, arrival)));
+        self.order += 1;
+        self.flying.push(Reverse((time, self.order, arrival)));
     }
 
     /// Returns when the next frame arrives.

@@ -79,20 +79,21 @@ impl PacketSocket {
         }
         // SAFETY: `fd` is a descriptor that nothing else owns.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let flags = request(&fd, interface, libc::SIOCGIFFLAGS).map_err(failed("ask the state"))?;
+        let flags =
+            request(&fd, interface, libc::SIOCGIFFLAGS).map_err(failed("read the flags"))?;
         // SAFETY: SIOCGIFFLAGS has filled this member of the union.
         let flags = i32::from(unsafe { flags.ifr_ifru.ifru_flags });
         if flags & libc::IFF_UP == 0 {
             return Err(PacketError::Down(name()));
         }
         let address =
-            request(&fd, interface, libc::SIOCGIFHWADDR).map_err(failed("ask the address"))?;
+            request(&fd, interface, libc::SIOCGIFHWADDR).map_err(failed("read the address"))?;
         // SAFETY: SIOCGIFHWADDR has filled this member of the union.
         let address = unsafe { address.ifr_ifru.ifru_hwaddr };
         if address.sa_family != libc::ARPHRD_ETHER {
             return Err(PacketError::Kind(name()));
         }
-        let mtu = request(&fd, interface, libc::SIOCGIFMTU).map_err(failed("ask the MTU"))?;
+        let mtu = request(&fd, interface, libc::SIOCGIFMTU).map_err(failed("read the MTU"))?;
         // SAFETY: SIOCGIFMTU has filled this member of the union.
         let mtu = unsafe { mtu.ifr_ifru.ifru_mtu };
         let mut socket = PacketSocket {
@@ -118,7 +119,7 @@ impl PacketSocket {
             .map_err(failed("set the send buffer"))?;
         socket.receive_bytes = socket
             .receive_buffer()
-            .map_err(failed("ask the receive buffer"))?;
+            .map_err(failed("read the size of the receive buffer"))?;
         socket.bind(ethertype).map_err(failed("receive frames"))?;
         Ok(socket)
     }

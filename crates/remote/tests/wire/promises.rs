@@ -215,14 +215,14 @@ fn an_initiator_that_has_lost_the_export_never_writes_again() {
         let (mut world, first) = world_of(1);
         ok(&mut world, first, WRITE, 0, 1);
         // The first one does not hear that it is fenced.
-        world.wire.cut(0, true);
+        world.wire.set_cut(0, true);
         if is_reset {
             world.kill_target(false);
             world.start_target();
         }
         let waiting = world.submit(first, WRITE, 0, 1);
         world.catch = Some(|header, _| header.source[4] == 1 || header.destination[4] == 1);
-        world.wire.cut(0, false);
+        world.wire.set_cut(0, false);
         let second = world.start_host(2, true);
         ok(&mut world, second, WRITE, 0, 1);
         assert_eq!(flush(&mut world, second), Ok(()));
@@ -275,7 +275,7 @@ fn dead_target(seed: u64) {
     );
     let host = world.start_host(1, false);
     ok(&mut world, host, WRITE, 0, 2);
-    world.wire.cut(0, true);
+    world.wire.set_cut(0, true);
     let (begun, write) = (world.time, world.submit(host, WRITE, 0, 2));
     assert_eq!(world.result(host, write), Err(EIO));
     let waited = world.time - begun;
@@ -284,7 +284,7 @@ fn dead_target(seed: u64) {
     let (begun, read) = (world.time, world.submit(host, Action::Read, 0, 1));
     assert_eq!(world.result(host, read), Err(EIO));
     assert_eq!(world.time, begun);
-    world.wire.cut(0, false);
+    world.wire.set_cut(0, false);
     world.run_until("the target", |world| world.hosts[host].is_reachable);
     // The write that failed may have an effect, but none after this one.
     ok(&mut world, host, WRITE, 0, 2);
@@ -314,12 +314,12 @@ fn a_link_that_is_cut_costs_no_request_and_is_used_again() {
     ok(&mut world, host, WRITE, 0, 40);
     for _ in 0..3 {
         for link in [0, 1] {
-            world.wire.cut(link, true);
+            world.wire.set_cut(link, true);
             for _ in 0..50 {
                 ok(&mut world, host, WRITE, 0, 40);
                 ok(&mut world, host, Action::Read, 0, 40);
             }
-            world.wire.cut(link, false);
+            world.wire.set_cut(link, false);
             world.run_for(Duration::from_secs(2));
             world.frames_to_target.clear();
             ok(&mut world, host, WRITE, 0, 40);
@@ -391,7 +391,8 @@ fn answers_that_are_lost_are_sent_again_until_they_arrive() {
     ok(&mut world, host, WRITE, 0, 1);
     world.catch = Some(is_from_target);
     let tag = world.submit(host, WRITE, 0, 1);
-    world.run_for(Duration::from_secs(5));
+    // Longer than the target sends PING.
+    world.run_for(Duration::from_secs(15));
     assert!(!world.hosts[host].results.contains_key(&tag));
     world.catch = None;
     assert_eq!(world.result(host, tag), Ok(()));

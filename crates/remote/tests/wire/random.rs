@@ -145,10 +145,10 @@ fn nothing_that_completed_is_lost_while_the_target_is_reset_and_links_are_cut() 
             1 => {
                 let links = world.settings.links.len() as u64;
                 let link = world.random.below(links) as u16;
-                world.wire.cut(link, true);
+                world.wire.set_cut(link, true);
                 let pause = Duration::from_micros(world.random.below(400_000));
                 world.run_for(pause);
-                world.wire.cut(link, false);
+                world.wire.set_cut(link, false);
             }
             _ => {}
         });
