@@ -507,7 +507,7 @@ pub struct CheckArgs {
 Examples:
   jericho nbd disk.img --socket /run/disk.sock
   jericho nbd /dev/nvme0n1 --listen 127.0.0.1:10809 --read-only
-  jericho nbd tyche://hostb/data --nic eth1 --socket /run/disk.sock   a device that jericho serve offers on another host
+  jericho nbd tyche://hostb/data --nic eth1 --socket /run/b.sock   served by another host
   qemu-img info 'nbd+unix:///?socket=/run/disk.sock'   a client
 
 Prints one line when it serves, then serves until SIGINT or SIGTERM. At the end it waits some seconds for requests in progress, makes \
@@ -570,7 +570,7 @@ pub struct RemoteArgs {
 Examples:
   jericho serve /dev/nvme0n1 --name data --nic eth1 --no-auth
   jericho serve disk.img --name data --nic eth1,eth2 --no-auth --read-only
-  jericho serve null:1G --name empty --nic eth1 --no-auth     completes without I/O, to measure the network
+  jericho serve null:1G --name empty --nic eth1 --no-auth     no I/O, to measure the network
 
 Serves in the foreground until SIGTERM or SIGINT. The other host names the device tyche://HOST/NAME. One client at a time uses it. \
 If the device's host restarts, the client sends again what it had not flushed, and meanwhile no other host gets the device without --take-over: jericho keeps a record of the client in \
