@@ -517,7 +517,7 @@ While it serves, no other process can use the device, and with --read-only no ot
 is: a device of a Jericho volume shows the volume's own blocks, not the files in it. Several clients may write to one device only if they \
 coordinate, for example as a cluster filesystem.
 
-There is no encryption and no password. Only users who may write to the socket file can connect to --socket; every program that reaches \
+The server offers no encryption and asks for no password. A user needs write permission for the socket file to connect to --socket; every program that reaches \
 the address can connect to --listen. So use --listen on networks that you trust only, or through a tunnel."
 )]
 pub struct NbdArgs {
@@ -601,7 +601,7 @@ pub struct ServeArgs {
     /// Ethertype of the frames
     #[arg(long, value_name = "NUMBER", default_value = "0x88b5", value_parser = ethertype)]
     pub ethertype: u16,
-    /// Directory of the record of who uses the device [default: /var/lib/jericho/serve, or below $XDG_STATE_HOME]
+    /// Directory of the record of the device's client [default: /var/lib/jericho/serve, or below $XDG_STATE_HOME]
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
 }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use tracing_subscriber::EnvFilter;
 
 use crate::failure::{Context, Failure};
+use crate::state;
 
 /// Starts logging to standard error. RUST_LOG filters the messages.
 pub fn start() {
@@ -64,17 +65,9 @@ fn default_dir() -> Result<PathBuf, Failure> {
     if rustix::process::geteuid().is_root() {
         return Ok("/var/log/jericho".into());
     }
-    let absolute = |name| {
-        std::env::var_os(name)
-            .map(PathBuf::from)
-            .filter(|p| p.is_absolute())
-    };
-    absolute("XDG_STATE_HOME")
-        .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
-        .map(|state| state.join("jericho"))
-        .ok_or_else(|| {
-            Failure::new("HOME is not set: say with --log where the daemon's messages go")
-        })
+    state::directory().ok_or_else(|| {
+        Failure::new("HOME is not set: say with --log where the daemon's messages go")
+    })
 }
 
 /// Returns the volume's path as one file name: /srv/a.volume is srv-a.volume.log.

@@ -1,21 +1,17 @@
 //! `jericho nbd`: serves a device to NBD clients until a signal ends it.
 
-use std::fs::File;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use jericho_export::{Export, ExportOptions, Listener, NAME_BYTES_MAX, Server, TCP_PORT};
-use jericho_storage::{Access, Claim, ClaimError, Device, OpenOptions, open_device};
-use jericho_sys::block;
+use jericho_storage::{Claim, Device};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::NbdArgs;
 use crate::failure::{Context, Failure, Outcome, print};
-use crate::{logging, mounts, notify, remote, size};
+use crate::{logging, notify, remote, served, size};
 
 pub fn run(args: &NbdArgs) -> Outcome {
     logging::start();
@@ -65,54 +61,8 @@ fn open(args: &NbdArgs) -> Result<(Arc<dyn Device>, Option<Claim>), Failure> {
     if let Some(name) = remote::named(&args.device)? {
         return Ok((remote::attach(name, &args.remote)?, None));
     }
-    let claim = claim(&args.device, args.read_only)?;
-    let options = OpenOptions {
-        read_only: args.read_only,
-        ..OpenOptions::default()
-    };
-    let device = open_device(&args.device, options).context("cannot serve")?;
-    warn_of_rest(&args.device, device.size_bytes());
+    let (device, claim) = served::open(&args.device, args.read_only)?;
     Ok((device, Some(claim)))
-}
-
-/// Claims the device against all other processes.
-fn claim(path: &Path, read_only: bool) -> Result<Claim, Failure> {
-    let access = match read_only {
-        true => Access::Shared,
-        false => Access::Exclusive,
-    };
-    Claim::take(path, access, false).map_err(|error| match error {
-        ClaimError::Held { .. } => Failure::new(format!("{error}; {}", remedy(path, read_only))),
-        error => Failure::new(format!("cannot serve {}: {error}", path.display())),
-    })
-}
-
-/// Returns what to do about a device in use.
-fn remedy(path: &Path, read_only: bool) -> String {
-    let mounted = mounts::of_volume(path).ok().flatten();
-    match mounted.filter(|_| !path.is_dir()) {
-        Some(dir) => format!("unmount the volume first: jericho umount {}", dir.display()),
-        None if read_only => "end the process that writes to it first".into(),
-        None => "end that process first, or serve another device".into(),
-    }
-}
-
-/// Warns of bytes after the last whole block, which clients cannot reach.
-fn warn_of_rest(path: &Path, served_bytes: u64) {
-    let present_bytes =
-        std::fs::metadata(path).and_then(|metadata| match metadata.file_type().is_block_device() {
-            true => block::device_size_bytes(File::open(path)?),
-            false => Ok(metadata.len()),
-        });
-    if let Ok(present_bytes) = present_bytes
-        && present_bytes > served_bytes
-    {
-        tracing::warn!(
-            "the last {} bytes of {} are not served, because they are no whole block of 4096 bytes",
-            present_bytes - served_bytes,
-            path.display()
-        );
-    }
 }
 
 /// Returns the address that a user has written: an IP address or a host name, with or without a port.

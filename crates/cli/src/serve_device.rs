@@ -5,14 +5,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use jericho_ether::{Remote, ServeConfig, Server, null_device};
-use jericho_storage::{Access, BLOCK_BYTES, Claim, Device, OpenOptions, open_device};
+use jericho_storage::{BLOCK_BYTES, Claim, Device};
 use jericho_sys::process;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::ServeArgs;
 use crate::failure::{Context, Failure, Outcome, print};
-use crate::{logging, notify, size};
+use crate::{logging, notify, served, size, state};
 
 /// Prefix of a device that completes without I/O.
 const NULL: &str = "null:";
@@ -22,13 +22,6 @@ pub fn run(args: &ServeArgs) -> Outcome {
         return Err(Failure::new(
             "there are no keys yet; to let everybody on these networks read and change the device, give --no-auth",
         ));
-    }
-    for name in [Some(&args.name), args.host.as_ref()].into_iter().flatten() {
-        if !Remote::is_name(name) {
-            return Err(Failure::new(format!(
-                "{name:?}: a name needs 1 to 64 bytes, without slashes and control characters"
-            )));
-        }
     }
     logging::start();
     // Before the device is served: a signal from then on ends the server in order.
@@ -47,12 +40,15 @@ pub fn run(args: &ServeArgs) -> Outcome {
         state: match claim {
             // Nothing is lost with a device that keeps nothing.
             None => None,
-            Some(_) => Some(state(args)?),
+            Some(_) => Some(record_dir(args)?),
         },
     };
     let server =
         Server::start(Arc::clone(&device), &config).map_err(|e| Failure::new(e.to_string()))?;
-    let url = format!("tyche://{}/{}", config.host, config.name);
+    let url = Remote {
+        host: config.host.clone(),
+        name: config.name.clone(),
+    };
     let can = match args.read_only {
         true => "read",
         false => "read and change",
@@ -86,31 +82,23 @@ fn open(args: &ServeArgs) -> Result<(Arc<dyn Device>, Option<Claim>), Failure> {
             whole => Ok((null_device(whole), None)),
         };
     }
-    let access = match args.read_only {
-        true => Access::Shared,
-        false => Access::Exclusive,
-    };
-    let claim =
-        Claim::take(&args.device, access, false).map_err(|e| Failure::new(e.to_string()))?;
-    let options = OpenOptions {
-        read_only: args.read_only,
-        ..OpenOptions::default()
-    };
-    let device = open_device(&args.device, options).map_err(|e| Failure::new(e.to_string()))?;
+    let (device, claim) = served::open(&args.device, args.read_only)?;
     Ok((device, Some(claim)))
 }
 
 /// Returns the directory of the record.
-fn state(args: &ServeArgs) -> Result<PathBuf, Failure> {
+fn record_dir(args: &ServeArgs) -> Result<PathBuf, Failure> {
     if let Some(state) = &args.state {
         return Ok(state.clone());
     }
-    let home = |name: &str| std::env::var_os(name).map(PathBuf::from);
     if process::effective_uid() == 0 {
         return Ok("/var/lib/jericho/serve".into());
     }
-    let base = home("XDG_STATE_HOME").or_else(|| Some(home("HOME")?.join(".local/state")));
-    base.map(|base| base.join("jericho/serve")).ok_or_else(|| {
-        Failure::new("there is no directory for the record of who uses the device: set HOME, or give --state")
-    })
+    state::directory()
+        .map(|state| state.join("serve"))
+        .ok_or_else(|| {
+            Failure::new(
+                "HOME is not set: say with --state where the record of the device's client goes",
+            )
+        })
 }

@@ -3,24 +3,24 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use jericho_format::wire::TRANSFER_BYTES_MAX;
 use jericho_remote::{Action, Attached, Ended, Initiator, InitiatorConfig, Operation};
-use jericho_storage::{BLOCK_BYTES, Cause, Device, DiscardEffect, IoError};
+use jericho_storage::{BLOCK_BYTES, Cause, Device, DiscardEffect, IoError, is_in_range};
 use jericho_sys::poller::Poller;
 use jericho_sys::timer::Timer;
 use jericho_sys::{errno, service};
 use siphasher::sip::SipHasher24;
 use siphasher::sip128::SipHasher24 as SipHasher128;
 
-use crate::inside::{Data, Inside};
+use crate::inside::{Core, Data, Inside};
 use crate::links::{LinkError, Links, entropy};
+use crate::reserve::reserve;
 use crate::url::Remote;
 
 /// Pages of the pool: 64 MiB of writes that are not flushed.
@@ -170,37 +170,28 @@ impl RemoteDevice {
         self.inside.lock().replayed
     }
 
-    /// Returns whether the target answers.
-    pub fn is_reachable(&self) -> bool {
-        self.inside.lock().is_reachable
-    }
-
     fn await_session(&self, config: &AttachConfig) -> Result<Attached, AttachError> {
         self.inside.serve();
-        let end = Instant::now() + config.patience;
-        loop {
-            let mut core = self.inside.lock();
-            if let Some(why) = core.ended {
-                let remote = config.remote.clone();
-                return Err(AttachError::Refused { remote, why });
-            }
-            if let Some(attached) = core.attached {
-                return Ok(attached);
-            }
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(AttachError::Missing {
-                    remote: config.remote.clone(),
-                    interfaces: config.interfaces.join(", "),
-                });
-            }
-            core.waiting.push(std::thread::current());
-            drop(core);
-            std::thread::park_timeout(left);
+        let remote = || config.remote.clone();
+        let ready = |core: &Core| match (core.ended, core.attached) {
+            (Some(why), _) => Some(Err(why)),
+            (None, attached) => attached.map(Ok),
+        };
+        match self.inside.wait_for(config.patience, ready) {
+            Some(Ok(attached)) => Ok(attached),
+            Some(Err(why)) => Err(AttachError::Refused {
+                remote: remote(),
+                why,
+            }),
+            None => Err(AttachError::Missing {
+                remote: remote(),
+                interfaces: config.interfaces.join(", "),
+            }),
         }
     }
 
-    /// Runs an operation on a range, in parts of at most `most` bytes that are in progress together. `part` gets the start and the end of a part in the range.
+    /// Runs an operation on a range, in parts of at most `most` bytes that are in progress together. `data_of` gives the data of a part, by its
+    /// place in the range. `ended` takes the start of a part, and the bytes that were read.
     fn run<'d>(
         &self,
         operation: &'static str,
@@ -268,10 +259,7 @@ impl RemoteDevice {
         offset_bytes: u64,
         length_bytes: u64,
     ) -> Result<(), IoError> {
-        let end = offset_bytes.checked_add(length_bytes);
-        let is_whole =
-            offset_bytes.is_multiple_of(BLOCK_BYTES) && length_bytes.is_multiple_of(BLOCK_BYTES);
-        match end.is_some_and(|end| end <= self.attached.size_bytes) && is_whole {
+        match is_in_range(offset_bytes, length_bytes, self.attached.size_bytes) {
             true => Ok(()),
             false => Err(self.error(operation, offset_bytes, length_bytes, errno::EINVAL)),
         }
@@ -310,17 +298,7 @@ impl RemoteDevice {
 impl Drop for RemoteDevice {
     fn drop(&mut self) {
         self.inside.detach();
-        let end = Instant::now() + DETACH_TIME;
-        loop {
-            let mut core = self.inside.lock();
-            let left = end.saturating_duration_since(Instant::now());
-            if core.ended.is_some() || left.is_zero() {
-                break;
-            }
-            core.waiting.push(std::thread::current());
-            drop(core);
-            std::thread::park_timeout(left);
-        }
+        self.inside.wait_for(DETACH_TIME, |core| core.ended);
         drop(self.stop.take());
         if let Some(receiver) = self.receiver.take() {
             // A panic in a thread has ended the process.
@@ -454,12 +432,11 @@ fn claim(config: &AttachConfig) -> Result<UnixListener, AttachError> {
             source,
         },
     };
-    // An abstract address is of the network namespace, as the interfaces are, and ends with the process. It has room for a hash only.
+    // A reserved name has room for a hash only.
     let name = format!("{:04x} {remote}", config.ethertype);
     let hash = SipHasher24::new().hash(name.as_bytes());
     let name = format!("jericho/remote/{hash:016x}");
-    let address = SocketAddr::from_abstract_name(name).map_err(failed)?;
-    UnixListener::bind_addr(&address).map_err(failed)
+    reserve(&name).map_err(failed)
 }
 
 /// Returns what identifies this host as a client: the same after a restart, and another one in each network namespace. Without a

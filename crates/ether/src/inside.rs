@@ -3,17 +3,14 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::Thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use jericho_format::wire::FrameHeader;
+use jericho_format::PAGE_BYTES;
 use jericho_remote::{Attached, Ended, Initiator, InitiatorOutput, Operation};
 use jericho_sys::service;
 use jericho_sys::timer::Timer;
 
 use crate::links::Links;
-
-/// Bytes of a page of the pool.
-const PAGE: usize = 4096;
 
 /// A request of a caller.
 struct Request {
@@ -35,10 +32,9 @@ pub(crate) struct Core {
     timer_at: Option<Duration>,
     pub attached: Option<Attached>,
     pub ended: Option<Ended>,
-    pub is_reachable: bool,
     pub replayed: u64,
     /// Threads that wait for `attached` or `ended`.
-    pub waiting: Vec<Thread>,
+    waiting: Vec<Thread>,
 }
 
 /// The core, and what wakes the receiver.
@@ -60,13 +56,12 @@ impl Inside {
             core: Mutex::new(Core {
                 initiator,
                 links,
-                pool: vec![0; pool_pages as usize * PAGE],
+                pool: vec![0; pool_pages as usize * PAGE_BYTES as usize],
                 requests: HashMap::new(),
                 tags: 0,
                 timer_at: None,
                 attached: None,
                 ended: None,
-                is_reachable: false,
                 replayed: 0,
                 waiting: Vec::new(),
             }),
@@ -135,6 +130,22 @@ impl Inside {
         }
     }
 
+    /// Sleeps until `ready` returns a value, for at most a time. `ready` may look at `attached` and `ended`.
+    pub fn wait_for<T>(&self, most: Duration, ready: impl Fn(&Core) -> Option<T>) -> Option<T> {
+        let end = Instant::now() + most;
+        loop {
+            let mut core = self.lock();
+            let value = ready(&core);
+            let left = end.saturating_duration_since(Instant::now());
+            if value.is_some() || left.is_zero() {
+                return value;
+            }
+            core.waiting.push(std::thread::current());
+            drop(core);
+            std::thread::park_timeout(left);
+        }
+    }
+
     /// Takes what has arrived, and does what is due. Returns whether more may have arrived.
     pub fn serve(&self) -> bool {
         let mut core = self.lock();
@@ -178,9 +189,8 @@ impl Core {
         let (now, initiator) = (self.links.now(), &mut self.initiator);
         let requests = &mut self.requests;
         self.links.receive(|link, frame| {
-            if let Some(place) = initiator.on_frame(now, link, frame)
+            if let Some((place, payload)) = initiator.on_frame(now, link, frame)
                 && let Some(request) = requests.get_mut(&place.tag)
-                && let Some((_, payload)) = FrameHeader::split(frame)
             {
                 let at = place.at_bytes as usize;
                 request.data[at..at + payload.len()].copy_from_slice(payload);
@@ -194,8 +204,7 @@ impl Core {
             match output {
                 InitiatorOutput::Send(frame) => self.links.send(&frame, &self.pool),
                 InitiatorOutput::Fill { tag, run } => {
-                    let first = run.offset_bytes() as usize;
-                    let to = &mut self.pool[first..first + run.pages as usize * PAGE];
+                    let to = &mut self.pool[run.bytes()];
                     match bytes.take_if(|(own, _)| *own == tag) {
                         Some((_, bytes)) => to.copy_from_slice(bytes),
                         None => {
@@ -223,13 +232,8 @@ impl Core {
                     );
                     self.replayed += changes;
                 }
-                InitiatorOutput::Reachable(is_reachable) => {
-                    match is_reachable {
-                        true => tracing::info!("the target answers"),
-                        false => tracing::warn!("the target does not answer"),
-                    }
-                    self.is_reachable = is_reachable;
-                }
+                InitiatorOutput::Reachable(true) => tracing::info!("the target answers"),
+                InitiatorOutput::Reachable(false) => tracing::warn!("the target does not answer"),
                 InitiatorOutput::Ended(why) => {
                     if why != Ended::Detached {
                         tracing::error!("the remote device has ended: {why}");

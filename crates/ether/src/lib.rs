@@ -4,7 +4,7 @@
 //! A target is a [`Server`]: one thread has the sockets and the protocol, and workers make the device's blocking calls. An initiator is a
 //! [`RemoteDevice`]: each call sends its own frames, and one thread receives.
 //!
-//! `links` has the sockets, `owner` the record of who has an export, `recorder` its thread, `workers` the device's calls, `server` the target, `url` names of remote
+//! `links` has the sockets, `reserve` names that one process may have, `owner` the record of an export's owner, `recorder` its thread, `workers` the device's calls, `server` the target, `url` names of remote
 //! devices, `inside` what the threads of an initiator share, and `device` the initiator.
 #![forbid(unsafe_code)]
 
@@ -14,6 +14,7 @@ mod links;
 mod null;
 mod owner;
 mod recorder;
+mod reserve;
 mod server;
 mod url;
 mod workers;

@@ -51,8 +51,6 @@ pub(crate) struct Links {
     is_dead: Vec<bool>,
     buffer: Vec<u8>,
     start: Instant,
-    /// Frames that the kernel did not take. The protocol sends them again.
-    pub dropped: u64,
 }
 
 impl Links {
@@ -81,7 +79,6 @@ impl Links {
             sockets,
             buffer: vec![0; FRAME_BYTES_MAX],
             start: Instant::now(),
-            dropped: 0,
         })
     }
 
@@ -107,12 +104,11 @@ impl Links {
         self.start.elapsed() + Duration::from_secs(1000)
     }
 
-    /// Sends a frame. `pool` has the bytes of its body.
-    pub fn send(&mut self, frame: &Frame, pool: &[u8]) {
+    /// Sends a frame. `pool` has the bytes of its body. The protocol repeats a frame that the kernel does not take.
+    pub fn send(&self, frame: &Frame, pool: &[u8]) {
         let bytes = frame.to_bytes(pool);
         let socket = &self.sockets[usize::from(frame.link)];
         if let Err(error) = socket.send(&bytes) {
-            self.dropped += 1;
             tracing::trace!(%error, link = frame.link, "a frame was not sent");
         }
     }

@@ -1,4 +1,4 @@
-//! The durable record of who has an export: rule 11 of `docs/formats/wire.md`.
+//! The durable record of an export's owner: rule 11 of `docs/formats/wire.md`.
 //!
 //! A text file with one line: `1 CLIENT INSTANCE attached|left DEVICE`, numbers in hexadecimal. A record of another device, or one that cannot be
 //! read, counts as none: then no initiator that comes back may replay. The target holds a lock beside it, so that two targets with one name on this

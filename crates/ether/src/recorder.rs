@@ -30,7 +30,7 @@ impl Recorder {
                 let result = record.write(&owner);
                 if let Err(error) = &result {
                     let path = record.path().display();
-                    tracing::error!(%error, "cannot record in {path} who uses the export; nobody can attach it");
+                    tracing::error!(%error, "cannot record the owner of the export in {path}; no client can attach it");
                 }
                 if send.send((export, owner, result.is_ok())).is_err() {
                     return;

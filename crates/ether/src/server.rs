@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use jericho_format::PAGE_BYTES;
 use jericho_remote::{Action, Body, ExportConfig, Owner, Target, TargetConfig, TargetOutput, Work};
 use jericho_storage::{AlignedBuffer, Device};
 use jericho_sys::poller::Poller;
@@ -18,6 +18,7 @@ use jericho_sys::service;
 use crate::links::{LinkError, Links, entropy};
 use crate::owner::OwnerRecord;
 use crate::recorder::Recorder;
+use crate::reserve::reserve;
 use crate::url::Remote;
 use crate::workers::{Ended, Job, Workers};
 
@@ -25,8 +26,6 @@ use crate::workers::{Ended, Job, Workers};
 const SLOTS: u16 = 256;
 /// Pages of the pool of a session: 64 MiB.
 const POOL_PAGES: u32 = 16_384;
-/// Bytes of a page of a pool.
-const PAGE: usize = 4096;
 /// Key of the bell in the poller. Sockets have their number.
 const BELL: u64 = u64::MAX;
 
@@ -45,7 +44,7 @@ pub struct ServeConfig {
     pub is_read_only: bool,
     /// Do not answer a search for all exports.
     pub is_hidden: bool,
-    /// Directory of the record of who has the export. `None`: no record, so that no initiator can go on after a restart.
+    /// Directory of the record of the export's owner. `None`: no record, so that no initiator can go on after a restart.
     pub state: Option<PathBuf>,
 }
 
@@ -66,7 +65,7 @@ pub enum ServeError {
     )]
     NameTaken(String),
     /// The record cannot be read or written.
-    #[error("cannot keep the record of who uses the export in {}: {source}; choose a directory with --state", .path.display())]
+    #[error("cannot keep the record of the export's owner in {}: {source}; choose a directory with --state", .path.display())]
     State {
         /// The directory.
         path: PathBuf,
@@ -261,9 +260,8 @@ impl Serving {
     fn receive(&mut self) -> bool {
         let (now, target, pools) = (self.links.now(), &mut self.target, &mut self.pools);
         self.links.receive(|link, frame| {
-            if let Some(place) = target.on_frame(now, link, frame)
+            if let Some((place, payload)) = target.on_frame(now, link, frame)
                 && let Some(pool) = pools.get_mut(&place.session)
-                && let Some((_, payload)) = jericho_format::wire::FrameHeader::split(frame)
             {
                 let at = place.at_bytes as usize;
                 pool[at..at + payload.len()].copy_from_slice(payload);
@@ -282,9 +280,7 @@ impl Serving {
             && ended.result.is_ok()
             && let Some(pool) = self.pools.get_mut(&session)
         {
-            let at = run.offset_bytes() as usize;
-            let data = ended.data.as_slice();
-            pool[at..at + data.len()].copy_from_slice(data);
+            pool[run.bytes()].copy_from_slice(ended.data.as_slice());
         }
         self.target.ended(ended.work, ended.result);
     }
@@ -302,7 +298,8 @@ impl Serving {
                 }
                 TargetOutput::OpenPool { session, pages } => {
                     tracing::info!(session, "a session begins");
-                    self.pools.insert(session, vec![0; pages as usize * PAGE]);
+                    self.pools
+                        .insert(session, vec![0; pages as usize * PAGE_BYTES as usize]);
                 }
                 TargetOutput::ClosePool { session } => {
                     tracing::info!(session, "a session has ended");
@@ -328,9 +325,7 @@ impl Serving {
             if operation.is_change()
                 && let Some(pool) = self.pools.get(&session)
             {
-                let at = run.offset_bytes() as usize;
-                let length = operation.length_bytes as usize;
-                data.as_mut_slice().copy_from_slice(&pool[at..at + length]);
+                data.as_mut_slice().copy_from_slice(&pool[run.bytes()]);
             }
         }
         self.workers.submit(Job { work, data });
@@ -370,10 +365,8 @@ impl Serving {
 fn claim_interfaces(config: &ServeConfig) -> Result<Vec<UnixListener>, ServeError> {
     let mut claims = Vec::new();
     for interface in &config.interfaces {
-        // An abstract address is of the network namespace, as the interface is, and ends with the process.
         let name = format!("jericho/serve/{interface}/{:04x}", config.ethertype);
-        let address = SocketAddr::from_abstract_name(name);
-        let claim = address.and_then(|address| UnixListener::bind_addr(&address));
+        let claim = reserve(&name);
         claims.push(claim.map_err(|source| match source.kind() {
             io::ErrorKind::AddrInUse => ServeError::Claimed {
                 interface: interface.clone(),

@@ -65,7 +65,7 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
 }
 
 impl Listener {
-    /// Listens at a path. Only users who may write to the socket file can connect.
+    /// Listens at a path. A user needs write permission for the socket file to connect.
     pub fn unix(path: &Path) -> Result<Listener, ListenError> {
         let failed = |action| {
             move |source| ListenError::Io {

@@ -15,6 +15,8 @@ pub const WIRE_VERSION: u8 = 1;
 pub const HEADER_BYTES: usize = size_of::<FrameHeader>();
 /// Maximum size of a payload.
 pub const PAYLOAD_BYTES_MAX: usize = 8192;
+/// Largest payloads that a channel may have, in ascending order.
+pub const PAYLOADS: [u16; 3] = [1408, 4096, PAYLOAD_BYTES_MAX as u16];
 /// Maximum size of the data of a READ or WRITE.
 pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 /// Unit of `FrameHeader::place`, and of all payloads of DATA.
@@ -340,6 +342,18 @@ pub struct Refused {
 }
 const _: () = assert!(size_of::<Refused>() == 16);
 
+impl Refused {
+    /// Returns a refusal of a frame with an index.
+    pub fn new(reason: u16, index: u32) -> Refused {
+        Refused {
+            magic: WIRE_MAGIC,
+            reason: U16::new(reason),
+            reserved0: U16::new(0),
+            index: U32::new(index),
+        }
+    }
+}
+
 impl FrameHeader {
     /// Returns a header of a kind, with the length of its payload, and the rest zero.
     ///
@@ -383,21 +397,13 @@ impl FrameHeader {
 /// Returns the largest payload of a frame on a link with an MTU. Returns `None` if the MTU is below `MTU_MIN`.
 pub fn payload_max_of(mtu: usize) -> Option<u16> {
     let around = HEADER_BYTES - ETHERNET_BYTES + TAG_BYTES;
-    match mtu {
-        _ if mtu < MTU_MIN => None,
-        _ if mtu >= PAYLOAD_BYTES_MAX + around => Some(PAYLOAD_BYTES_MAX as u16),
-        _ if mtu >= 4096 + around => Some(4096),
-        _ => Some(1408),
-    }
+    let fits = |payload: &u16| mtu >= MTU_MIN.max(usize::from(*payload) + around);
+    PAYLOADS.into_iter().rfind(fits)
 }
 
 /// Returns the next smaller payload after one of `payload_max_of`.
 pub fn smaller_payload(payload_max: u16) -> Option<u16> {
-    match payload_max {
-        4097.. => Some(4096),
-        1409..=4096 => Some(1408),
-        _ => None,
-    }
+    PAYLOADS.into_iter().rfind(|payload| *payload < payload_max)
 }
 
 /// Returns a name as a field. Returns `None` if the name is longer than `NAME_BYTES`, or has a zero.

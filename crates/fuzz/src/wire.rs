@@ -31,7 +31,7 @@ struct Pair {
     requests: HashMap<u64, u32>,
     pools: HashMap<u64, u32>,
     tags: u64,
-    /// Also drops frames instead of carrying them.
+    /// Stands for the pools of both: the bytes of frames do not matter here.
     pool: Vec<u8>,
 }
 
@@ -101,7 +101,9 @@ impl Pair {
         }
         let sent = (to_target, frame.to_bytes(&self.pool), frame.salt);
         self.kept.push_back(sent.clone());
-        self.kept.truncate(KEPT);
+        while self.kept.len() > KEPT {
+            self.kept.pop_front();
+        }
         self.flying.push_back(sent);
     }
 
@@ -158,17 +160,16 @@ impl Pair {
     }
 
     fn deliver(&mut self, to_target: bool, frame: &[u8]) {
-        let payload = FrameHeader::split(frame).map_or(0, |(_, payload)| payload.len() as u64);
         if to_target {
-            if let Some(place) = self.target.on_frame(self.time, 0, frame) {
+            if let Some((place, payload)) = self.target.on_frame(self.time, 0, frame) {
                 let pages = u64::from(self.pools[&place.session]);
-                assert!(place.at_bytes + payload <= pages * PAGE as u64);
+                assert!(place.at_bytes + payload.len() as u64 <= pages * PAGE as u64);
             }
-        } else if let Some(place) = self.initiator.on_frame(self.time, 0, frame) {
+        } else if let Some((place, payload)) = self.initiator.on_frame(self.time, 0, frame) {
             let length = self.requests.get(&place.tag).copied();
             // The last part of a read ends the request before its bytes are copied.
             let length = length.unwrap_or(TRANSFER_BYTES_MAX);
-            assert!(u64::from(place.at_bytes) + payload <= length.into());
+            assert!(u64::from(place.at_bytes) + payload.len() as u64 <= length.into());
         }
         self.settle();
     }

@@ -160,10 +160,8 @@ impl<C> Channel<C> {
 
     /// Numbers an ACK, and returns its payload.
     pub fn send_ack(&mut self, now: Time, header: &mut FrameHeader) -> [U64; ACK_WORDS] {
-        let (end, words) = self.received.acknowledge();
+        let (_, words) = self.received.acknowledge();
         self.send(now, header, None);
-        header.ack_end = U64::new(end);
-        header.acks = U64::new(words[0]);
         std::array::from_fn(|word| U64::new(words[word + 1]))
     }
 
@@ -279,11 +277,6 @@ impl<C> Channel<C> {
         }
     }
 
-    /// Takes the content of all frames in flight, because the channel ends.
-    pub fn take_content(&mut self, lost: &mut Vec<C>) {
-        self.give_up_all(lost);
-    }
-
     fn next_number(&self) -> u64 {
         self.sent_first + self.sent.len() as u64
     }
@@ -376,7 +369,8 @@ impl<C> Channel<C> {
         lost.len() == before
     }
 
-    fn give_up_all(&mut self, lost: &mut Vec<C>) {
+    /// Counts all frames in flight as lost, and appends their content.
+    pub fn give_up_all(&mut self, lost: &mut Vec<C>) {
         for at in 0..self.sent.len() {
             if self.sent[at].fate == Fate::Flying {
                 self.lose(at, lost);
@@ -409,4 +403,34 @@ fn is_acknowledged(kind: u8) -> bool {
         kind,
         frame_kind::REQUESTS | frame_kind::COMPLETIONS | frame_kind::DATA | frame_kind::PING
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quiet_channel_wakes_also_if_a_frame_arrived_just_before_it_went_quiet() {
+        let quiet_after = Duration::from_secs(10);
+        let mut channel: Channel<()> = Channel::new(4, 4, Some(quiet_after));
+        let (mut now, mut lost) = (Time::from_secs(1000), Vec::new());
+        let ping = FrameHeader::new(frame_kind::PING, 0);
+        channel.send(now, &mut ping.clone(), None);
+        let since = loop {
+            now = channel.timer().expect("a probe");
+            if channel.on_timer(now, &mut lost) {
+                channel.send(now, &mut ping.clone(), None);
+            }
+            if let State::Suspect { since, .. } = channel.state() {
+                break since;
+            }
+        };
+        // The timer is late: the channel hears the peer after the time of its last PING.
+        now = since + quiet_after;
+        channel.on_frame(now, &ping);
+        assert!(!channel.on_timer(now, &mut lost));
+        assert_eq!(channel.state(), State::Quiet);
+        channel.on_frame(now, &ping);
+        assert!(channel.on_timer(now, &mut lost), "it sends PING again");
+    }
 }

@@ -1,6 +1,8 @@
 //! What the frames of a channel carry.
 
 use jericho_format::PAGE_BYTES;
+use jericho_format::wire::{FrameHeader, PLACE_BYTES, frame_kind};
+use zerocopy::byteorder::little_endian::{U16, U32};
 
 /// A request: its slot and its sequence there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -38,6 +40,20 @@ impl Part {
         let first = Part { to_bytes, ..*self };
         self.from_bytes = to_bytes;
         first
+    }
+
+    /// Returns the length.
+    pub fn length_bytes(&self) -> u32 {
+        self.to_bytes - self.from_bytes
+    }
+
+    /// Returns the header of the DATA with the part, without what is not the same for both sides.
+    pub fn header(&self) -> FrameHeader {
+        let mut header = FrameHeader::new(frame_kind::DATA, self.length_bytes() as usize);
+        header.slot = U16::new(self.name.slot);
+        header.sequence = U32::new(self.name.sequence);
+        header.place = U16::new((self.from_bytes / PLACE_BYTES) as u16);
+        header
     }
 
     /// Returns whether nothing is left.

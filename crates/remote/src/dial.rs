@@ -54,10 +54,10 @@ pub(crate) enum Sends {
 }
 
 impl Dial {
-    /// Begins to look for a target, at once. Does nothing if the link is not idle.
-    pub fn seek(&mut self, now: Time, index: u32) {
+    /// Begins to look for a target, at once, with a new index. Does nothing if the link is not idle.
+    pub fn seek(&mut self, now: Time, index: impl FnOnce() -> u32) {
         if let Dial::Idle = self {
-            *self = seeking(index, now);
+            *self = seeking(index(), now);
         }
     }
 
@@ -110,9 +110,24 @@ impl Dial {
         }
     }
 
-    /// Returns what must be sent now. `index` is used if a new HELLO begins. If the session `is_served` by another link, HELLOs become
-    /// rare: this link may lead nowhere.
-    pub fn on_timer(&mut self, now: Time, index: u32, is_served: bool) -> Option<Sends> {
+    /// Returns what must be sent now. `index` gives a new index, if HELLOs begin again. If the session `is_served` by another link,
+    /// HELLOs become rare: this link may lead nowhere.
+    pub fn on_timer(
+        &mut self,
+        now: Time,
+        index: impl FnOnce() -> u32,
+        is_served: bool,
+    ) -> Option<Sends> {
+        if let Dial::Asking(asking) = self
+            && asking.next <= now
+            && asking.attempts == ATTEMPTS
+        {
+            asking.attempts = 0;
+            match smaller_payload(asking.payload_max) {
+                Some(smaller) => asking.payload_max = smaller,
+                None => *self = seeking(index(), now),
+            }
+        }
         match self {
             Dial::Seeking {
                 index,
@@ -127,14 +142,6 @@ impl Dial {
                 Some(Sends::Hello { index: *index })
             }
             Dial::Asking(asking) if asking.next <= now => {
-                if asking.attempts == ATTEMPTS {
-                    asking.attempts = 0;
-                    let Some(smaller) = smaller_payload(asking.payload_max) else {
-                        *self = seeking(index, now);
-                        return self.on_timer(now, index, is_served);
-                    };
-                    asking.payload_max = smaller;
-                }
                 asking.attempts += 1;
                 asking.next = now + ASK_INTERVAL;
                 Some(Sends::Handshake(*asking))

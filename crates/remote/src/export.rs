@@ -9,7 +9,7 @@ use crate::content::RequestId;
 /// A device that a target serves.
 #[derive(Clone, Debug)]
 pub struct ExportConfig {
-    /// RequestId, at most `wire::NAME_BYTES`.
+    /// Name, at most `wire::NAME_BYTES`.
     pub name: String,
     /// Size of the device, a multiple of 4096.
     pub size_bytes: u64,
@@ -17,11 +17,11 @@ pub struct ExportConfig {
     pub is_read_only: bool,
     /// Do not answer a HELLO that does not name it.
     pub is_hidden: bool,
-    /// Who had the export last, as `TargetOutput::RecordOwner` recorded it.
+    /// The owner that `TargetOutput::RecordOwner` recorded last.
     pub last_owner: Option<Owner>,
 }
 
-/// Who has an export, or had it last.
+/// The client that has an export, or had it last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// The client.

@@ -9,15 +9,15 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use jericho_format::wire::{
-    ACK_WORDS, CompletionRecord, FLAG_FROM_TARGET, FrameHeader, Mac, NAME_BYTES, PLACE_BYTES,
-    Refused, frame_kind, name_field, payload_max_of, reason,
+    CompletionRecord, FLAG_FROM_TARGET, FrameHeader, Mac, NAME_BYTES, PLACE_BYTES, Refused,
+    frame_kind, name_field, payload_max_of, reason,
 };
 use zerocopy::FromBytes;
-use zerocopy::byteorder::little_endian::U64;
 
 use crate::Time;
-use crate::channel::{Channel, State};
-use crate::content::{Content, RequestId};
+use crate::attachment::Attachment;
+use crate::channel::State;
+use crate::content::RequestId;
 use crate::dial::Dial;
 use crate::errno::{EACCES, EBUSY, ECANCELED, EIO, ENOTUNIQ, EPROTO, EPROTONOSUPPORT, ESTALE};
 use crate::frame::{Entropy, Frame, Link, random_id, random_index};
@@ -25,8 +25,16 @@ use crate::operation::Operation;
 use crate::pages::Run;
 use crate::requests::{Event, POOL_PAGES_MIN, Requests};
 
+/// Frames that a target sends on a channel, besides ACK.
+const KINDS: [u8; 4] = [
+    frame_kind::COMPLETIONS,
+    frame_kind::DATA,
+    frame_kind::PING,
+    frame_kind::CLOSE,
+];
 /// How long a channel is suspect before its link looks for a new one.
 const REDIAL_AFTER: Duration = Duration::from_secs(1);
+
 /// What an initiator connects to, and how.
 #[derive(Clone, Debug)]
 pub struct InitiatorConfig {
@@ -67,7 +75,7 @@ pub enum Ended {
     #[error("another client uses it")]
     InUse,
     /// Another session has taken the export.
-    #[error("another session has taken it; what was not flushed may be lost")]
+    #[error("another session has taken it; unflushed changes may be lost")]
     Fenced,
     /// The client is not on the target's list.
     #[error("the target does not allow this client")]
@@ -133,16 +141,6 @@ struct LinkState {
     answered: Option<([u8; 16], Mac)>,
 }
 
-/// A channel and both indexes.
-#[derive(Debug)]
-struct Attachment {
-    channel: Channel<Content>,
-    peer: Mac,
-    own_index: u32,
-    peer_index: u32,
-    payload_max: u16,
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Session {
     id: [u8; 16],
@@ -192,7 +190,7 @@ impl Initiator {
         for &link in links {
             payload_max_of(link.mtu)?;
             let mut dial = Dial::Idle;
-            dial.seek(now, random_index(&mut entropy));
+            dial.seek(now, || random_index(&mut entropy));
             states.push(LinkState {
                 link,
                 dial,
@@ -251,9 +249,13 @@ impl Initiator {
         self.outputs.pop_front()
     }
 
-    /// Takes a frame that arrived on a link. Returns where its payload must be copied, before the outputs are performed. The payload
-    /// begins at `wire::HEADER_BYTES` and has `FrameHeader::payload_bytes`.
-    pub fn on_frame(&mut self, now: Time, link: u16, frame: &[u8]) -> Option<ReadPlace> {
+    /// Takes a frame that arrived on a link. Returns its payload and where the caller must copy it, before the caller performs the outputs.
+    pub fn on_frame<'f>(
+        &mut self,
+        now: Time,
+        link: u16,
+        frame: &'f [u8],
+    ) -> Option<(ReadPlace, &'f [u8])> {
         let (header, payload) = FrameHeader::split(frame)?;
         let state = self.links.get_mut(usize::from(link))?;
         if header.ethertype.get() != self.config.ethertype
@@ -273,35 +275,23 @@ impl Initiator {
         }
         let attachment = state.channel.as_mut()?;
         let salt = self.session?.salt;
-        if attachment.own_index != header.index.get()
-            || payload.len() > usize::from(attachment.payload_max)
-            || !header.is_sealed(salt, payload)
-        {
+        if attachment.own_index != header.index.get() || !header.is_sealed(salt, payload) {
             return None;
         }
         let mut lost = Vec::new();
-        let more = match header.kind {
-            frame_kind::COMPLETIONS | frame_kind::DATA | frame_kind::PING | frame_kind::CLOSE => {
-                [].as_slice()
-            }
-            frame_kind::ACK => <[U64; ACK_WORDS]>::ref_from_bytes(payload).ok()?,
-            _ => return None,
-        };
-        let is_new = attachment.channel.on_frame(now, &header);
-        let acks = attachment.channel.on_acks(now, &header, more, &mut lost);
-        lost.into_iter()
-            .for_each(|content| self.requests.lost(content));
-        if acks.is_err() {
+        let arrived = attachment.arrived(now, &header, payload, &KINDS, &mut lost)?;
+        self.requests.lost(lost);
+        let Ok(is_new) = arrived else {
             self.end(now, Ended::Protocol);
             return None;
-        }
+        };
         self.answers(now);
         let place = match is_new {
             true => self.on_content(now, &header, payload),
             false => None,
         };
         self.take_events();
-        place
+        Some((place?, payload))
     }
 
     /// Does what is due, and sends what can be sent.
@@ -314,10 +304,8 @@ impl Initiator {
             self.on_link_timer(now, link);
         }
         let was_reachable = self.is_reachable;
-        self.is_reachable = self
-            .links
-            .iter()
-            .any(|state| is_up(&state.channel).is_some());
+        let mut channels = self.links.iter().filter_map(|state| state.channel.as_ref());
+        self.is_reachable = channels.any(Attachment::is_up);
         if self.is_reachable != was_reachable {
             self.outputs
                 .push_back(InitiatorOutput::Reachable(self.is_reachable));
@@ -446,11 +434,6 @@ impl Initiator {
             _ => None,
         }
     }
-}
-
-fn is_up(channel: &Option<Attachment>) -> Option<&Attachment> {
-    let is_up = |attachment: &&Attachment| attachment.channel.state() == State::Up;
-    channel.as_ref().filter(is_up)
 }
 
 /// Returns a MAC address as text.

@@ -17,6 +17,7 @@ mod pieces;
 mod ranges;
 
 // A pair of links: numbers, acknowledgements, loss, window.
+mod attachment;
 mod channel;
 mod dial;
 mod received;

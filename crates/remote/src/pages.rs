@@ -1,6 +1,7 @@
 //! Runs of neighbouring pages of a pool.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use jericho_format::PAGE_BYTES;
 
@@ -17,6 +18,12 @@ impl Run {
     /// Returns the offset of the run in the pool.
     pub fn offset_bytes(&self) -> u64 {
         u64::from(self.page) * PAGE_BYTES
+    }
+
+    /// Returns the bytes of the run in the pool.
+    pub fn bytes(&self) -> Range<usize> {
+        let first = self.offset_bytes() as usize;
+        first..first + self.pages as usize * PAGE_BYTES as usize
     }
 }
 

@@ -12,7 +12,7 @@ const _: () = assert!(WORDS as u64 * 64 == NUMBERS_KEPT);
 const OWED_MAX: u32 = 16;
 /// Numbers that the acknowledgements in a header reach.
 const IN_HEADER: u64 = 64;
-/// Greatest number of a frame. No channel lives long enough to send so many.
+/// Greatest number of a frame. A channel would have to send for centuries to reach it.
 const NUMBER_MAX: u64 = u64::MAX >> 1;
 /// Maximum age of a frame without an acknowledgement.
 pub(crate) const ACK_DELAY: Duration = Duration::from_micros(250);

@@ -246,7 +246,11 @@ impl Requests {
     }
 
     /// Takes content that was lost, to send it again.
-    pub fn lost(&mut self, content: Content) {
+    pub fn lost(&mut self, lost: Vec<Content>) {
+        lost.into_iter().for_each(|content| self.requeue(content));
+    }
+
+    fn requeue(&mut self, content: Content) {
         match content {
             Content::Records(names) => self.records.extend(names),
             Content::Data(part) => self.parts.push_front(part),

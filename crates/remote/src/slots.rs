@@ -242,7 +242,11 @@ impl Slots {
     }
 
     /// Takes content that was lost, to send it again.
-    pub fn lost(&mut self, content: Content) {
+    pub fn lost(&mut self, lost: Vec<Content>) {
+        lost.into_iter().for_each(|content| self.requeue(content));
+    }
+
+    fn requeue(&mut self, content: Content) {
         match content {
             Content::Records(names) => names.into_iter().for_each(|name| self.queue(name)),
             Content::Data(part) if self.data(part.name).is_some() => {

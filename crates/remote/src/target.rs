@@ -5,25 +5,33 @@
 mod connect;
 mod send;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use jericho_format::wire::{
-    ACK_WORDS, FLAG_FROM_TARGET, FrameHeader, Mac, NAME_BYTES, POOL_PAGES_MAX, Refused,
-    RequestRecord, SLOTS_MAX, WIRE_MAGIC, frame_kind, name_field, payload_max_of, reason,
+    FLAG_FROM_TARGET, FrameHeader, NAME_BYTES, POOL_PAGES_MAX, Refused, RequestRecord, SLOTS_MAX,
+    frame_kind, name_field, payload_max_of, reason,
 };
-use zerocopy::byteorder::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::FromBytes;
 
 use crate::Time;
-use crate::channel::Channel;
-use crate::content::{Content, RequestId};
+use crate::attachment::Attachment;
+use crate::channel::NeverSent;
+use crate::content::RequestId;
 use crate::cookie::Cookies;
 use crate::export::{Asked, Export, ExportConfig, Owner};
-use crate::frame::{Body, Entropy, Frame, Link, random_id};
+use crate::frame::{Entropy, Frame, Link, random_id};
 use crate::operation::{Action, Operation};
 use crate::pages::Run;
 use crate::requests::POOL_PAGES_MIN;
 use crate::slots::{Begun, Limits, Slots, Violation};
+
+/// Frames that an initiator sends on a channel, besides ACK.
+const KINDS: [u8; 4] = [
+    frame_kind::REQUESTS,
+    frame_kind::DATA,
+    frame_kind::PING,
+    frame_kind::CLOSE,
+];
 
 /// How a target serves.
 #[derive(Clone, Debug)]
@@ -91,7 +99,7 @@ pub enum TargetOutput {
     },
     /// Begin an operation. `Target::ended` takes its end.
     Execute(Work),
-    /// Record durably who has the export. If the owner is attached, call `Target::owner_recorded` then.
+    /// Record the owner of the export durably. If the owner is attached, call `Target::owner_recorded` then.
     RecordOwner {
         /// Index of the export.
         export: usize,
@@ -107,16 +115,6 @@ pub struct PoolPlace {
     pub session: u64,
     /// Offset in the pool.
     pub at_bytes: u64,
-}
-
-#[derive(Debug)]
-struct Attachment {
-    channel: Channel<Content>,
-    link: u16,
-    peer: Mac,
-    own_index: u32,
-    peer_index: u32,
-    payload_max: u16,
 }
 
 #[derive(Debug)]
@@ -146,7 +144,8 @@ pub struct Target {
     entropy: Entropy,
     links: Vec<Link>,
     exports: Vec<Export>,
-    sessions: HashMap<u64, Session>,
+    /// In the order in which they began, so that runs with the same seed are the same.
+    sessions: BTreeMap<u64, Session>,
     sessions_begun: u64,
     /// Own index of a channel -> its session.
     indexes: HashMap<u32, u64>,
@@ -182,7 +181,7 @@ impl Target {
             entropy,
             links: links.to_vec(),
             exports,
-            sessions: HashMap::new(),
+            sessions: BTreeMap::new(),
             sessions_begun: 0,
             indexes: HashMap::new(),
             unknown: (0, 0),
@@ -200,9 +199,13 @@ impl Target {
         self.sessions.len()
     }
 
-    /// Takes a frame that arrived on a link. Returns where its payload must be copied, before the outputs are performed. The payload
-    /// begins at `wire::HEADER_BYTES` and has `FrameHeader::payload_bytes`.
-    pub fn on_frame(&mut self, now: Time, link: u16, frame: &[u8]) -> Option<PoolPlace> {
+    /// Takes a frame that arrived on a link. Returns its payload and where the caller must copy it, before the caller performs the outputs.
+    pub fn on_frame<'f>(
+        &mut self,
+        now: Time,
+        link: u16,
+        frame: &'f [u8],
+    ) -> Option<(PoolPlace, &'f [u8])> {
         let (header, payload) = FrameHeader::split(frame)?;
         let own = self.links.get(usize::from(link))?;
         let is_hello = header.kind == frame_kind::HELLO;
@@ -232,30 +235,19 @@ impl Target {
         }
         let of_frame = |channel: &&mut Attachment| channel.own_index == header.index.get();
         let attachment = session.channels.iter_mut().find(of_frame)?;
-        if payload.len() > usize::from(attachment.payload_max) {
-            return None;
-        }
-        let more = match header.kind {
-            frame_kind::REQUESTS | frame_kind::DATA | frame_kind::PING | frame_kind::CLOSE => {
-                [].as_slice()
-            }
-            frame_kind::ACK => <[U64; ACK_WORDS]>::ref_from_bytes(payload).ok()?,
-            _ => return None,
-        };
         let mut lost = Vec::new();
-        let is_new = attachment.channel.on_frame(now, &header);
-        let acks = attachment.channel.on_acks(now, &header, more, &mut lost);
-        lost.into_iter()
-            .for_each(|content| session.slots.lost(content));
-        let place = match acks {
-            Err(_) => Err(Violation),
-            Ok(()) if is_new => self.on_content(now, number, &header, payload),
-            Ok(()) => Ok(None),
+        let arrived = attachment.arrived(now, &header, payload, &KINDS, &mut lost)?;
+        session.slots.lost(lost);
+        let place = match arrived {
+            Err(NeverSent) => Err(Violation),
+            Ok(true) => self.on_content(now, number, &header, payload),
+            Ok(false) => Ok(None),
         };
-        place.unwrap_or_else(|Violation| {
+        let place = place.unwrap_or_else(|Violation| {
             self.fence(now, number, reason::PROTOCOL);
             None
-        })
+        });
+        Some((place?, payload))
     }
 
     /// Takes the end of an operation that `TargetOutput::Execute` began.
@@ -347,9 +339,7 @@ impl Target {
 
     /// Does what is due, and sends what can be sent.
     pub fn poll(&mut self, now: Time) {
-        let mut numbers: Vec<u64> = self.sessions.keys().copied().collect();
-        // So that runs with the same seed are the same.
-        numbers.sort_unstable();
+        let numbers: Vec<u64> = self.sessions.keys().copied().collect();
         for number in numbers {
             self.on_session_timer(now, number);
             self.transmit(now, number);
@@ -467,9 +457,9 @@ impl Target {
         let indexes: Vec<u32> = session.channels.iter().map(|c| c.own_index).collect();
         if reason != reason::DETACHED {
             for channel in 0..indexes.len() {
-                let body = refused(reason, 0).as_bytes().to_vec();
-                let header = FrameHeader::new(frame_kind::CLOSE, body.len());
-                self.send(now, (number, channel), header, Body::Bytes(body), None);
+                self.send((number, channel), |channel, sender| {
+                    channel.close(now, sender, reason)
+                });
             }
         }
         for index in indexes {
@@ -493,12 +483,4 @@ impl Target {
             self.record_if_free(session.export);
         }
     }
-}
-
-fn refused(reason: u16, index: u32) -> Refused {
-    let mut refused = Refused::new_zeroed();
-    refused.magic = WIRE_MAGIC;
-    refused.reason = U16::new(reason);
-    refused.index = U32::new(index);
-    refused
 }

@@ -559,7 +559,7 @@ pub(crate) fn stopped_error(
 }
 
 /// Returns whether a range consists of whole blocks of a device.
-pub(crate) fn is_in_range(offset_bytes: u64, length_bytes: u64, size_bytes: u64) -> bool {
+pub fn is_in_range(offset_bytes: u64, length_bytes: u64, size_bytes: u64) -> bool {
     offset_bytes.is_multiple_of(BLOCK_BYTES)
         && length_bytes.is_multiple_of(BLOCK_BYTES)
         && offset_bytes

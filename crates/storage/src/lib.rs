@@ -56,6 +56,7 @@ pub use appended::Appended;
 pub use claim::{Access, Claim, ClaimError};
 pub use devices::Devices;
 pub use epochs::{FlushEpoch, FlushEpochs};
+pub use handle::is_in_range;
 pub use jericho_sys::memory::Segment;
 pub use layer::Layer;
 pub use open::open_device;

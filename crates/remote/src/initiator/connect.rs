@@ -4,16 +4,15 @@ use std::time::Duration;
 
 use jericho_format::wire::{
     Accept, FLAG_CONTINUES, FLAG_READ_ONLY, FLAG_RESUMES, FLAG_TAKE_OVER, FrameHeader, Handshake,
-    Hello, Mac, NAME_BYTES, Offer, PAYLOAD_BYTES_MAX, Refused, SLOTS_MAX, WIRE_MAGIC, WIRE_VERSION,
-    frame_kind, payload_max_of, reason,
+    Hello, Mac, NAME_BYTES, Offer, PAYLOAD_BYTES_MAX, PAYLOADS, Refused, SLOTS_MAX, WIRE_MAGIC,
+    WIRE_VERSION, frame_kind, payload_max_of, reason,
 };
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::{
-    Attached, Attachment, Ended, Initiator, InitiatorOutput, Leaving, REDIAL_AFTER, Session,
-};
+use super::{Attached, Ended, Initiator, InitiatorOutput, Leaving, REDIAL_AFTER, Session};
 use crate::Time;
+use crate::attachment::Attachment;
 use crate::channel::{Channel, State};
 use crate::dial::{Asking, Dial, Sends};
 use crate::frame::{Body, Frame, random_index};
@@ -59,7 +58,6 @@ impl Initiator {
         if !is_wanted {
             return;
         }
-        let index = random_index(&mut self.entropy);
         let is_first = self.session.is_none();
         let is_reachable = self.is_reachable;
         let state = &mut self.links[usize::from(link)];
@@ -92,6 +90,7 @@ impl Initiator {
             false => now,
         };
         let offered = (header.source, offer.cookie);
+        let index = random_index(&mut self.entropy);
         state.dial.offered(next, offered, index, payload_max);
     }
 
@@ -114,7 +113,7 @@ impl Initiator {
             return;
         }
         let is_possible = accept.version == WIRE_VERSION
-            && [1408, 4096, 8192].contains(&payload_max)
+            && PAYLOADS.contains(&payload_max)
             && (1..=SLOTS_MAX).contains(&accept.slots.get())
             && accept.pool_pages.get() >= POOL_PAGES_MIN;
         if !is_possible {
@@ -133,6 +132,7 @@ impl Initiator {
         let credit = accept.credit.get();
         let attachment = Attachment {
             channel: Channel::new(credit, state.link.credit, None),
+            link,
             peer: header.source,
             own_index: asking.index,
             peer_index: accept.index.get(),
@@ -155,7 +155,7 @@ impl Initiator {
             state.channel = None;
             if other != link {
                 state.dial = Dial::Idle;
-                state.dial.seek(now, random_index(&mut self.entropy));
+                state.dial.seek(now, || random_index(&mut self.entropy));
             }
         }
         let target = self.links[link]
@@ -179,15 +179,13 @@ impl Initiator {
     }
 
     pub(super) fn on_refused(&mut self, now: Time, link: u16, refused: &Refused) {
-        let at = usize::from(link);
-        let index = random_index(&mut self.entropy);
-        let state = &mut self.links[at];
+        let state = &mut self.links[usize::from(link)];
         let refused_index = refused.index.get();
         if refused.reason.get() == reason::UNKNOWN_INDEX {
             let is_ours = |old: &mut Attachment| old.peer_index == refused_index;
             if let Some(old) = state.channel.take_if(is_ours) {
                 if let Leaving::No = self.leaving {
-                    state.dial.seek(now, index);
+                    state.dial.seek(now, || random_index(&mut self.entropy));
                 }
                 self.take_content(old);
             }
@@ -198,9 +196,7 @@ impl Initiator {
         }
         let had_session = self.session.is_some();
         match refused.reason.get() {
-            reason::WAITING => {
-                state.dial.waits(now);
-            }
+            reason::WAITING => state.dial.waits(now),
             reason::FENCED => self.end(now, Ended::Fenced),
             reason::IN_USE if had_session => self.end(now, Ended::Fenced),
             reason::IN_USE => self.end(now, Ended::InUse),
@@ -212,23 +208,22 @@ impl Initiator {
 
     pub(super) fn take_content(&mut self, mut old: Attachment) {
         let mut lost = Vec::new();
-        old.channel.take_content(&mut lost);
-        lost.into_iter()
-            .for_each(|content| self.requests.lost(content));
+        old.channel.give_up_all(&mut lost);
+        self.requests.lost(lost);
     }
 
     pub(super) fn on_link_timer(&mut self, now: Time, link: usize) {
-        let index = random_index(&mut self.entropy);
         let state = &mut self.links[link];
         match state.channel.as_ref().map(|old| old.channel.state()) {
             Some(State::Suspect { since, .. })
                 if since + REDIAL_AFTER <= now && matches!(self.leaving, Leaving::No) =>
             {
-                state.dial.seek(now, index);
+                state.dial.seek(now, || random_index(&mut self.entropy));
             }
             Some(State::Up) => state.dial = Dial::Idle,
             _ => {}
         }
+        let index = || random_index(&mut self.entropy);
         let sends = state.dial.on_timer(now, index, self.is_reachable);
         let mut lost = Vec::new();
         let waits = self.requests.is_active();
@@ -239,8 +234,7 @@ impl Initiator {
             }
             None => false,
         };
-        lost.into_iter()
-            .for_each(|content| self.requests.lost(content));
+        self.requests.lost(lost);
         match sends {
             Some(Sends::Hello { index }) => self.send_hello(link, index),
             Some(Sends::Handshake(asking)) => self.send_handshake(link, &asking),

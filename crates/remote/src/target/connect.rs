@@ -4,22 +4,21 @@ use std::time::Duration;
 
 use jericho_format::wire::{
     Accept, CHANNELS_MAX, FLAG_CONTINUES, FLAG_FROM_TARGET, FLAG_READ_ONLY, FLAG_RESUMES,
-    FLAG_TAKE_OVER, FrameHeader, Handshake, Hello, Mac, NAME_BYTES, Offer, WIRE_MAGIC,
-    WIRE_VERSION, frame_kind, payload_max_of, reason,
+    FLAG_TAKE_OVER, FrameHeader, Handshake, Hello, Mac, NAME_BYTES, Offer, PAYLOADS, Refused,
+    WIRE_MAGIC, WIRE_VERSION, frame_kind, payload_max_of, reason,
 };
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::{Attachment, Target, TargetOutput, refused};
+use super::{Target, TargetOutput};
 use crate::Time;
-use crate::channel::{Channel, State};
+use crate::attachment::Attachment;
+use crate::channel::Channel;
 use crate::export::{Export, Owner, Pending};
 use crate::frame::{Body, Frame, random_index};
 
 /// How long a channel that does not answer sends PING.
 const QUIET_AFTER: Duration = Duration::from_secs(10);
-/// Largest payloads that a channel may have.
-const PAYLOADS: [u16; 3] = [1408, 4096, 8192];
 /// Answers to unknown indexes in a second.
 const UNKNOWN_MAX: u32 = 100;
 
@@ -235,7 +234,7 @@ impl Target {
             return false;
         };
         let is_replaced = |channel: &Attachment| channel.peer_index == handshake.replaces.get();
-        let is_silent = |channel: &Attachment| channel.channel.state() != State::Up;
+        let is_silent = |channel: &Attachment| !channel.is_up();
         let mut ends = session.channels.iter().position(is_replaced);
         if ends.is_none() && session.channels.len() >= CHANNELS_MAX {
             ends = session.channels.iter().position(is_silent);
@@ -247,9 +246,8 @@ impl Target {
             let mut old = session.channels.remove(ends);
             self.indexes.remove(&old.own_index);
             let mut lost = Vec::new();
-            old.channel.take_content(&mut lost);
-            lost.into_iter()
-                .for_each(|content| session.slots.lost(content));
+            old.channel.give_up_all(&mut lost);
+            session.slots.lost(lost);
         }
         let own = self.links[usize::from(link)];
         let link_max = payload_max_of(own.mtu).unwrap_or(u16::MAX);
@@ -298,7 +296,7 @@ impl Target {
 
     pub(super) fn refuse(&mut self, who: (u16, Mac), handshake: &Handshake, reason: u16) {
         let index = handshake.index.get();
-        let body = refused(reason, index).as_bytes().to_vec();
+        let body = Refused::new(reason, index).as_bytes().to_vec();
         self.send_outside(who, index, frame_kind::REFUSED, body);
     }
 
@@ -311,7 +309,7 @@ impl Target {
             return;
         }
         self.unknown.1 += 1;
-        let refused = refused(reason::UNKNOWN_INDEX, header.index.get());
+        let refused = Refused::new(reason::UNKNOWN_INDEX, header.index.get());
         let body = refused.as_bytes().to_vec();
         self.send_outside((link, header.source), 0, frame_kind::REFUSED, body);
     }

@@ -1,17 +1,17 @@
 //! Frames of a target's channels.
 
-use jericho_format::wire::{
-    ACK_WORDS, CompletionRecord, FLAG_ACK_WANTED, FLAG_FROM_TARGET, FrameHeader, PLACE_BYTES,
-    frame_kind,
-};
+use jericho_format::wire::{CompletionRecord, FLAG_FROM_TARGET, FrameHeader, frame_kind};
 use zerocopy::IntoBytes;
-use zerocopy::byteorder::little_endian::{U16, U32};
 
 use super::{Session, Target, TargetOutput};
 use crate::Time;
+use crate::attachment::{Attachment, Sender};
 use crate::content::{Content, Part};
 use crate::frame::{Body, Frame};
 use crate::slots::Slots;
+
+/// A channel: the session, and the place in its list of channels.
+type ChannelOf = (u64, usize);
 
 impl Target {
     pub(super) fn on_session_timer(&mut self, now: Time, number: u64) {
@@ -25,26 +25,12 @@ impl Target {
                 pings.push(at);
             }
         }
-        lost.into_iter()
-            .for_each(|content| session.slots.lost(content));
+        session.slots.lost(lost);
         for channel in pings {
-            self.send_ping(now, (number, channel));
+            self.send((number, channel), |channel, sender| {
+                channel.ping(now, sender)
+            });
         }
-    }
-
-    /// Sends a PING of the largest size: a channel that carries small frames only does not work.
-    pub(super) fn send_ping(&mut self, now: Time, (number, channel): (u64, usize)) {
-        let size = usize::from(self.sessions[&number].channels[channel].payload_max);
-        let header = FrameHeader::new(frame_kind::PING, size);
-        let flags = FLAG_ACK_WANTED;
-        let header = FrameHeader { flags, ..header };
-        self.send(
-            now,
-            (number, channel),
-            header,
-            Body::Bytes(vec![0; size]),
-            None,
-        );
     }
 
     /// Sends content on all channels in turn, as far as they have room, and then the acknowledgements that are due.
@@ -59,7 +45,7 @@ impl Target {
             };
             let channel = session.turn % count;
             session.turn = (channel + 1) % count;
-            match self.transmit_one(now, number, channel) {
+            match self.transmit_one(now, (number, channel)) {
                 true => without = 0,
                 false => without += 1,
             }
@@ -73,11 +59,11 @@ impl Target {
     }
 
     /// Sends one frame with content on a channel. Returns whether it did.
-    pub(super) fn transmit_one(&mut self, now: Time, number: u64, channel: usize) -> bool {
-        let Some(session) = self.sessions.get_mut(&number) else {
+    fn transmit_one(&mut self, now: Time, of: ChannelOf) -> bool {
+        let Some(session) = self.sessions.get_mut(&of.0) else {
             return false;
         };
-        let attachment = &session.channels[channel];
+        let attachment = &session.channels[of.1];
         if !attachment.channel.has_room() {
             return false;
         }
@@ -94,73 +80,49 @@ impl Target {
                 let header = FrameHeader::new(frame_kind::COMPLETIONS, body.len());
                 Some((header, Body::Bytes(body)))
             }
-            Content::Data(part) => data_frame(&session.slots, number, *part),
+            Content::Data(part) => data_frame(&session.slots, of.0, *part),
         };
         if !acks_fit {
-            self.send_ack(now, (number, channel));
+            self.send_ack(now, of);
         }
-        if let Some((header, body)) = frame {
-            self.send(now, (number, channel), header, body, Some(content));
+        if let Some(frame) = frame {
+            self.send(of, |channel, sender| {
+                channel.content(now, sender, frame, content)
+            });
         }
         true
     }
 
-    pub(super) fn send_ack(&mut self, now: Time, of: (u64, usize)) {
-        let header = FrameHeader::new(frame_kind::ACK, ACK_WORDS * 8);
-        self.send(now, of, header, Body::Bytes(Vec::new()), None);
+    fn send_ack(&mut self, now: Time, of: ChannelOf) {
+        self.send(of, |channel, sender| channel.ack(now, sender));
     }
 
-    /// Sends a frame of a channel.
+    /// Sends a frame that a channel makes.
     pub(super) fn send(
         &mut self,
-        now: Time,
-        (number, channel): (u64, usize),
-        mut header: FrameHeader,
-        body: Body,
-        content: Option<Content>,
+        (number, channel): ChannelOf,
+        make: impl FnOnce(&mut Attachment, &Sender) -> Frame,
     ) {
         let Some(session) = self.sessions.get_mut(&number) else {
             return;
         };
         let attachment = &mut session.channels[channel];
-        header.index = U32::new(attachment.peer_index);
-        let content_is_acked = content.is_some();
-        let body = match header.kind {
-            frame_kind::ACK => {
-                let words = attachment.channel.send_ack(now, &mut header);
-                Body::Bytes(words.as_bytes().to_vec())
-            }
-            _ => {
-                attachment.channel.send(now, &mut header, content);
-                body
-            }
+        let sender = Sender {
+            mac: self.links[usize::from(attachment.link)].mac,
+            ethertype: self.config.ethertype,
+            salt: session.salt,
+            flags: FLAG_FROM_TARGET,
         };
-        if content_is_acked && !attachment.channel.has_room() {
-            header.flags |= FLAG_ACK_WANTED;
-        }
-        header.flags |= FLAG_FROM_TARGET;
-        let from = (
-            attachment.link,
-            self.links[usize::from(attachment.link)].mac,
-        );
-        let (peer, ethertype) = (attachment.peer, self.config.ethertype);
-        let mut frame = Frame::new(from, peer, ethertype, header, body);
-        frame.salt = session.salt;
+        let frame = make(attachment, &sender);
         self.outputs.push_back(TargetOutput::Send(frame));
     }
 }
 
 fn data_frame(slots: &Slots, session: u64, part: Part) -> Option<(FrameHeader, Body)> {
-    let run = slots.data(part.name)?;
-    let length_bytes = part.to_bytes - part.from_bytes;
-    let mut header = FrameHeader::new(frame_kind::DATA, length_bytes as usize);
-    header.slot = U16::new(part.name.slot);
-    header.sequence = U32::new(part.name.sequence);
-    header.place = U16::new((part.from_bytes / PLACE_BYTES) as u16);
     let body = Body::Pool {
         session,
-        offset_bytes: run.offset_bytes() + u64::from(part.from_bytes),
-        length_bytes,
+        offset_bytes: slots.data(part.name)?.offset_bytes() + u64::from(part.from_bytes),
+        length_bytes: part.length_bytes(),
     };
-    Some((header, body))
+    Some((part.header(), body))
 }

@@ -4,4 +4,5 @@ mod disk;
 mod oracle;
 mod promises;
 mod random;
+mod strangers;
 mod world;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use jericho_format::wire::{FrameHeader, HEADER_BYTES};
 use jericho_remote::{
     Action, Body, Ended, Entropy, ExportConfig, Frame, Initiator, InitiatorConfig, InitiatorOutput,
-    Link, Operation, Owner, Run, Target, TargetConfig, TargetOutput, Work, WorkError,
+    Link, Operation, Owner, Target, TargetConfig, TargetOutput, Work, WorkError,
 };
 use jericho_sim::{Arrival, Random, Wire, WireFaults};
 
@@ -364,16 +364,12 @@ impl World {
             let Some(target) = &mut self.target else {
                 return;
             };
-            let place = target.on_frame(self.time, *link, frame);
-            if let Some((header, payload)) = FrameHeader::split(frame)
-                && let Some(place) = place
-            {
-                assert_eq!(frame.len() - HEADER_BYTES, payload.len());
+            if let Some((place, payload)) = target.on_frame(self.time, *link, frame) {
+                assert_eq!(*payload, frame[HEADER_BYTES..]);
                 // A pool that the target opens with this frame does not exist yet, and no frame has a place in it.
                 let pool = self.pools.get_mut(&place.session).expect("a pool");
                 let at = place.at_bytes as usize;
                 pool[at..at + payload.len()].copy_from_slice(payload);
-                assert_eq!(header.payload_bytes.get() as usize, payload.len());
             }
             self.settle_target();
             return;
@@ -384,8 +380,7 @@ impl World {
             return;
         }
         let state = &mut self.hosts[host];
-        if let Some(place) = state.initiator.on_frame(self.time, *link, frame) {
-            let (_, payload) = FrameHeader::split(frame).expect("a frame");
+        if let Some((place, payload)) = state.initiator.on_frame(self.time, *link, frame) {
             let asked = state.asked.get_mut(&place.tag).expect("a request");
             let at = place.at_bytes as usize;
             asked.memory[at..at + payload.len()].copy_from_slice(payload);
@@ -408,7 +403,7 @@ impl World {
                 }
                 InitiatorOutput::Fill { tag, run } => {
                     let memory = &state.asked[&tag].memory;
-                    state.pool[bytes_of(run)].copy_from_slice(memory);
+                    state.pool[run.bytes()].copy_from_slice(memory);
                 }
                 InitiatorOutput::Done { tag, result } => self.done(host, tag, result),
                 InitiatorOutput::Attached(attached) => {
@@ -516,7 +511,7 @@ impl World {
                 ..
             } => {
                 let pool = self.pools.get_mut(&session).expect("a pool");
-                self.disk.perform(&operation, &mut pool[bytes_of(run)])
+                self.disk.perform(&operation, &mut pool[run.bytes()])
             }
         };
         executing.result = result.map_err(|errno| WorkError {
@@ -540,11 +535,6 @@ impl World {
             self.wire.send(self.time, frame.link, to, bytes);
         }
     }
-}
-
-fn bytes_of(run: Run) -> std::ops::Range<usize> {
-    let first = run.page as usize * BLOCK;
-    first..first + run.pages as usize * BLOCK
 }
 
 fn mac(place: u16, link: u16) -> [u8; 6] {

@@ -1,0 +1,16 @@
+//! Where a user who is not root keeps what must survive a command.
+
+use std::path::PathBuf;
+
+/// Returns jericho's directory below $XDG_STATE_HOME or ~/.local/state (XDG Base Directory Specification). Returns `None` if HOME is not
+/// set either.
+pub fn directory() -> Option<PathBuf> {
+    let absolute = |name| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|p| p.is_absolute())
+    };
+    absolute("XDG_STATE_HOME")
+        .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
+        .map(|state| state.join("jericho"))
+}

@@ -1,0 +1,111 @@
+//! A channel with its link, the peer's address and both indexes. Makes the channel's frames, and takes those of the peer.
+
+use jericho_format::wire::{ACK_WORDS, FLAG_ACK_WANTED, FrameHeader, Mac, Refused, frame_kind};
+use zerocopy::byteorder::little_endian::{U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::Time;
+use crate::channel::{Channel, NeverSent, State};
+use crate::content::Content;
+use crate::frame::{Body, Frame};
+
+/// Bytes of the payload of an ACK.
+const ACK_BYTES: usize = 8 * ACK_WORDS;
+
+/// What all frames of a session from one link have in common.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sender {
+    pub mac: Mac,
+    pub ethertype: u16,
+    pub salt: u32,
+    /// `FLAG_FROM_TARGET` or 0.
+    pub flags: u8,
+}
+
+#[derive(Debug)]
+pub(crate) struct Attachment {
+    pub channel: Channel<Content>,
+    pub link: u16,
+    pub peer: Mac,
+    pub own_index: u32,
+    pub peer_index: u32,
+    pub payload_max: u16,
+}
+
+impl Attachment {
+    /// Returns whether the peer acknowledges.
+    pub fn is_up(&self) -> bool {
+        self.channel.state() == State::Up
+    }
+
+    /// Takes the number and the acknowledgements of a frame whose checksum is right. `kinds` are those that the peer may send, besides ACK.
+    /// Appends content that is lost. Returns whether the frame is new. Returns `None` for a frame that must be ignored.
+    pub fn arrived(
+        &mut self,
+        now: Time,
+        header: &FrameHeader,
+        payload: &[u8],
+        kinds: &[u8],
+        lost: &mut Vec<Content>,
+    ) -> Option<Result<bool, NeverSent>> {
+        if payload.len() > usize::from(self.payload_max) {
+            return None;
+        }
+        let more = match header.kind {
+            frame_kind::ACK => <[U64; ACK_WORDS]>::ref_from_bytes(payload).ok()?,
+            kind if kinds.contains(&kind) => [].as_slice(),
+            _ => return None,
+        };
+        let is_new = self.channel.on_frame(now, header);
+        let acks = self.channel.on_acks(now, header, more, lost);
+        Some(acks.map(|()| is_new))
+    }
+
+    /// Returns a frame with content, which comes back if the frame is lost.
+    pub fn content(
+        &mut self,
+        now: Time,
+        sender: &Sender,
+        (mut header, body): (FrameHeader, Body),
+        content: Content,
+    ) -> Frame {
+        self.channel.send(now, &mut header, Some(content));
+        if !self.channel.has_room() {
+            header.flags |= FLAG_ACK_WANTED;
+        }
+        self.frame(sender, header, body)
+    }
+
+    /// Returns an ACK.
+    pub fn ack(&mut self, now: Time, sender: &Sender) -> Frame {
+        let mut header = FrameHeader::new(frame_kind::ACK, ACK_BYTES);
+        let words = self.channel.send_ack(now, &mut header);
+        self.frame(sender, header, Body::Bytes(words.as_bytes().to_vec()))
+    }
+
+    /// Returns a PING of the largest size: a channel that carries small frames only does not work.
+    pub fn ping(&mut self, now: Time, sender: &Sender) -> Frame {
+        let size = usize::from(self.payload_max);
+        let mut header = FrameHeader::new(frame_kind::PING, size);
+        header.flags = FLAG_ACK_WANTED;
+        self.channel.send(now, &mut header, None);
+        self.frame(sender, header, Body::Bytes(vec![0; size]))
+    }
+
+    /// Returns a CLOSE.
+    pub fn close(&mut self, now: Time, sender: &Sender, reason: u16) -> Frame {
+        let body = Refused::new(reason, 0).as_bytes().to_vec();
+        let mut header = FrameHeader::new(frame_kind::CLOSE, body.len());
+        self.channel.send(now, &mut header, None);
+        self.frame(sender, header, Body::Bytes(body))
+    }
+
+    fn frame(&self, sender: &Sender, mut header: FrameHeader, body: Body) -> Frame {
+        header.index = U32::new(self.peer_index);
+        header.flags |= sender.flags;
+        let from = (self.link, sender.mac);
+        let mut frame = Frame::new(from, self.peer, sender.ethertype, header, body);
+        frame.salt = sender.salt;
+        frame
+    }
+}
