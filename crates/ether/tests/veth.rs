@@ -228,3 +228,34 @@ fn interfaces_are_used_by_one_target_and_named_once() {
         other.write_at(0, &pattern(1, 1 << 16)).expect("a write");
     }
 }
+
+#[test]
+fn a_read_only_export_refuses_changes() {
+    if !inside("a_read_only_export_refuses_changes") {
+        return;
+    }
+    let config = ServeConfig {
+        host: "hostb".into(),
+        name: "data".into(),
+        interfaces: vec!["t0".into()],
+        ethertype: 0x88B5,
+        is_read_only: true,
+        is_hidden: false,
+        state: None,
+    };
+    let _server = Server::start(null_device(1 << 20), &config).expect("a server");
+    let device = attach();
+    assert!(device.is_read_only());
+    device.read_at(0, &mut [1; PAGE]).expect("a read");
+    let refused = [
+        device.write_at(0, &[1; PAGE]),
+        device.write_zeros(0, PAGE as u64),
+        device.discard(0, PAGE as u64),
+    ];
+    let erofs = 30;
+    assert!(
+        refused
+            .into_iter()
+            .all(|result| result.unwrap_err().errno() == erofs)
+    );
+}

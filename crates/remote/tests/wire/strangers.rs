@@ -1,0 +1,148 @@
+//! Frames outside of a channel: what a target tells to whom, and what an initiator makes of two answers.
+
+use std::time::Duration;
+
+use jericho_format::wire::{FrameHeader, HEADER_BYTES, Handshake, Mac, Offer, frame_kind};
+use jericho_remote::{
+    Ended, Entropy, ExportConfig, Frame, Initiator, InitiatorConfig, InitiatorOutput, Link, Target,
+    TargetConfig, TargetOutput,
+};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+const NOW: Duration = Duration::from_secs(1000);
+
+fn entropy(seed: u64) -> Entropy {
+    let mut random = jericho_sim::Random::new(seed);
+    Box::new(move || random.next_u64())
+}
+
+fn link(last: u8) -> Link {
+    Link {
+        mac: [2, 0, 0, 0, 0, last],
+        mtu: 9000,
+        credit: 64,
+    }
+}
+
+fn target(last: u8, is_hidden: bool) -> Target {
+    let config = TargetConfig {
+        host: "hostb".into(),
+        ethertype: 0x88B5,
+        slots: 4,
+        pool_pages: 256,
+    };
+    let export = ExportConfig {
+        name: "data".into(),
+        size_bytes: 1 << 20,
+        is_read_only: false,
+        is_hidden,
+        last_owner: None,
+    };
+    let target = Target::new(config, &[link(last)], vec![export], entropy(last.into()));
+    target.expect("a target")
+}
+
+fn initiator(export: &str) -> Initiator {
+    let config = InitiatorConfig {
+        host: String::new(),
+        export: export.into(),
+        client: [1; 16],
+        ethertype: 0x88B5,
+        take_over: false,
+        replay: true,
+        pool_pages: 256,
+        dead_after: None,
+    };
+    Initiator::new(config, &[link(1)], entropy(9), NOW).expect("an initiator")
+}
+
+fn sent_by_initiator(initiator: &mut Initiator) -> Vec<Frame> {
+    initiator.poll(NOW);
+    let outputs = std::iter::from_fn(|| initiator.next_output());
+    let frames = outputs.filter_map(|output| match output {
+        InitiatorOutput::Send(frame) => Some(frame),
+        _ => None,
+    });
+    frames.collect()
+}
+
+fn sent_by_target(target: &mut Target) -> Vec<Frame> {
+    target.poll(NOW);
+    let outputs = std::iter::from_fn(|| target.next_output());
+    let frames = outputs.filter_map(|output| match output {
+        TargetOutput::Send(frame) => Some(frame),
+        _ => None,
+    });
+    frames.collect()
+}
+
+/// Returns what a target answers to the HELLO of an initiator.
+fn offers(target: &mut Target, initiator: &mut Initiator) -> Vec<Frame> {
+    for hello in sent_by_initiator(initiator) {
+        target.on_frame(NOW, 0, &hello.to_bytes(&[]));
+    }
+    sent_by_target(target)
+}
+
+#[test]
+fn a_hidden_export_is_offered_to_those_who_name_it() {
+    let offered =
+        |is_hidden, export| offers(&mut target(2, is_hidden), &mut initiator(export)).len();
+    assert_eq!((offered(false, "data"), offered(true, "data")), (1, 1));
+    // Without a name, all exports are asked for.
+    assert_eq!((offered(false, ""), offered(true, "")), (1, 0));
+    assert_eq!((offered(false, "other"), offered(true, "other")), (0, 0));
+}
+
+#[test]
+fn a_target_keeps_no_state_for_a_handshake_without_its_cookie() {
+    let mut target = target(2, false);
+    let offer = offers(&mut target, &mut initiator("data"))
+        .remove(0)
+        .to_bytes(&[]);
+    let (offer, _) = Offer::read_from_prefix(&offer[HEADER_BYTES..]).expect("an offer");
+    let mut ask = |source: Mac, cookie: [u8; 16]| {
+        let mut handshake = Handshake::new_zeroed();
+        handshake.magic = offer.magic;
+        handshake.version = offer.version;
+        handshake.index = 7.into();
+        (handshake.cookie, handshake.export) = (cookie, offer.export);
+        handshake.payload_max = 1408.into();
+        let payload = handshake.as_bytes();
+        let mut header = FrameHeader::new(frame_kind::HANDSHAKE, payload.len());
+        (header.destination, header.source) = (link(2).mac, source);
+        header.ethertype = 0x88B5.into();
+        header.seal(0, payload);
+        let frame = [header.as_bytes(), payload].concat();
+        target.on_frame(NOW, 0, &frame);
+        target.poll(NOW);
+        std::iter::from_fn(|| target.next_output()).count()
+    };
+    for stranger in 0..10_000_u32 {
+        let [.., a, b, c] = stranger.to_be_bytes();
+        // The cookie is of another address.
+        assert_eq!(ask([2, 1, 0, a, b, c], offer.cookie), 0);
+        assert_eq!(ask(link(1).mac, [stranger as u8; 16]), 0);
+    }
+    assert_eq!(ask(link(1).mac, offer.cookie), 1, "it records the owner");
+}
+
+#[test]
+fn two_targets_with_one_name_are_refused_with_both_addresses() {
+    let mut initiator = initiator("data");
+    let hellos = sent_by_initiator(&mut initiator);
+    for last in [2, 3] {
+        let mut target = target(last, false);
+        for hello in &hellos {
+            target.on_frame(NOW, 0, &hello.to_bytes(&[]));
+        }
+        for offer in sent_by_target(&mut target) {
+            initiator.on_frame(NOW, 0, &offer.to_bytes(&[]));
+        }
+    }
+    let ended = std::iter::from_fn(|| initiator.next_output()).find_map(|output| match output {
+        InitiatorOutput::Ended(why) => Some(why),
+        _ => None,
+    });
+    assert_eq!(ended, Some(Ended::TwoTargets(link(2).mac, link(3).mac)));
+}
