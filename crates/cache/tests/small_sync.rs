@@ -231,7 +231,7 @@ fn a_page_that_changes_during_the_write_is_dirty_afterwards() {
     let (begun, go) = bed.device.block_next(Operation::Write);
     std::thread::scope(|scope| {
         let syncing = scope.spawn(|| bed.sync_small());
-        begun.recv_timeout(LONG).unwrap();
+        begun.wait();
         bed.write(0, 2);
         assert_eq!(bed.flags(0), (true, true));
         go.send(()).unwrap();
@@ -251,7 +251,7 @@ fn a_sync_that_meets_a_small_sync_ends_after_it_and_carries_later_changes() {
     let (begun, go) = bed.device.block_next(Operation::Write);
     std::thread::scope(|scope| {
         let syncing = scope.spawn(|| bed.sync_small());
-        begun.recv_timeout(LONG).unwrap();
+        begun.wait();
         let (tx, rx) = mpsc::channel();
         let told = |tx: &mpsc::Sender<_>, name: &'static str| -> Done {
             let tx = tx.clone();
@@ -279,7 +279,7 @@ fn a_small_sync_waits_for_another_one_and_carries_later_changes() {
     let (begun, go) = bed.device.block_next(Operation::Write);
     std::thread::scope(|scope| {
         let first = scope.spawn(|| bed.sync_small());
-        begun.recv_timeout(LONG).unwrap();
+        begun.wait();
         // Nothing is dirty, and the page is not on the device.
         let second = scope.spawn(|| bed.sync_small());
         std::thread::sleep(Duration::from_millis(20));
@@ -307,7 +307,7 @@ fn a_small_sync_that_waits_for_a_failed_one_fails() {
         .set_plan(FaultPlan::fail_nth(Some(Operation::Write), 1, 5));
     std::thread::scope(|scope| {
         let first = scope.spawn(|| bed.sync_small());
-        begun.recv_timeout(LONG).unwrap();
+        begun.wait();
         let second = scope.spawn(|| bed.sync_small());
         std::thread::sleep(Duration::from_millis(20));
         drop(go);
@@ -327,7 +327,7 @@ fn an_invalidation_waits_for_a_small_sync() {
     let (begun, go) = bed.device.block_next(Operation::Write);
     std::thread::scope(|scope| {
         let syncing = scope.spawn(|| bed.sync_small());
-        begun.recv_timeout(LONG).unwrap();
+        begun.wait();
         let (tx, rx) = mpsc::channel();
         let done = Box::new(move |result: Result<(), Error>| tx.send(result).unwrap());
         bed.slice.invalidate(1, 0..9, done);
@@ -367,7 +367,7 @@ fn a_write_of_the_evictor_in_flight_is_left_to_it() {
     let (tx, rx) = mpsc::channel();
     let done = Box::new(move |result: Result<(), Error>| tx.send(result).unwrap());
     bed.slice.sync(&bed.object, 0..9, done);
-    begun.recv_timeout(LONG).unwrap();
+    begun.wait();
     // Also if the pages in flight are dirty again, or others are dirty.
     bed.write(0, 2);
     bed.write(1, 2);
@@ -499,7 +499,7 @@ fn a_slice_that_closes_waits_for_a_small_sync_and_for_those_that_joined_it() {
     let (begun, go) = bed.device.block_next(Operation::Write);
     std::thread::scope(|scope| {
         let syncing = scope.spawn(|| bed.sync_small());
-        begun.recv_timeout(LONG).unwrap();
+        begun.wait();
         let (tx, joined) = mpsc::channel();
         let done = Box::new(move |result: Result<(), Error>| tx.send(result).unwrap());
         bed.slice.sync(&bed.object, 0..9, done);

@@ -49,7 +49,7 @@ fn a_partial_write_waits_for_a_write_of_the_whole_block() {
     let (mut whole, mut part) = (served.client(), served.client());
     whole.request(WRITE, 0, 1, 0, BLOCK as u32);
     whole.send(&[1; BLOCK]);
-    has_begun.recv().unwrap();
+    has_begun.wait();
     part.request(WRITE, 0, 2, 10, 10);
     part.send(&[2; 10]);
     std::thread::sleep(Duration::from_millis(50));
@@ -70,7 +70,7 @@ fn a_slow_request_does_not_delay_later_ones_of_its_connection() {
     let (has_begun, go) = device.block_next(Operation::Write);
     client.request(WRITE, 0, 1, 0, BLOCK as u32);
     client.send(&[1; BLOCK]);
-    has_begun.recv().unwrap();
+    has_begun.wait();
     client.request(READ, 0, 2, 8192, 3);
     assert_eq!(client.reply(), (2, 0));
     assert_eq!(client.take(3), [0; 3]);
@@ -112,7 +112,7 @@ fn requests_in_progress_end_before_the_server() {
     let (has_begun, go) = device.block_next(Operation::Write);
     client.request(WRITE, 0, 1, 0, BLOCK as u32);
     client.send(&[1; BLOCK]);
-    has_begun.recv().unwrap();
+    has_begun.wait();
     std::thread::scope(|scope| {
         let stopping = scope.spawn(|| served.stop());
         std::thread::sleep(Duration::from_millis(50));

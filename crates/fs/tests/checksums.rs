@@ -343,7 +343,7 @@ fn an_image_is_settled_only_when_its_batch_is_durable() {
     let mount = &mount;
     std::thread::scope(move |scope| {
         scope.spawn(move || mount.fsync(file));
-        begun.recv().unwrap();
+        begun.wait();
         let (ended, has_ended) = channel();
         scope.spawn(move || {
             fs.checkpoint().unwrap();

@@ -332,7 +332,7 @@ fn an_fsync_makes_the_size_durable_despite_concurrent_punches_and_writes() {
     let (sender, synced) = channel();
     let done = move |result| sender.send(result).unwrap();
     mount.fs().fsync(&file, false, Box::new(done));
-    reached.recv().unwrap();
+    reached.wait();
     // Punches beyond the end of all data, and then writes in the middle.
     mount.fs().fallocate(&file, 3, 100 * PAGE, PAGE).unwrap();
     mount.write(&file, 2 * PAGE, &data[2 * PAGE as usize..][..100]);
@@ -357,7 +357,7 @@ fn an_fsync_does_not_cover_bytes_written_after_a_concurrent_truncation() {
     let (sender, synced) = channel();
     let done = move |result| sender.send(result).unwrap();
     mount.fs().fsync(&file, false, Box::new(done));
-    reached.recv().unwrap();
+    reached.wait();
     std::thread::scope(|scope| {
         // The truncation waits for the pages in flight.
         let truncation = scope.spawn(|| mount.truncate(&file, 4 * PAGE));
@@ -1007,7 +1007,7 @@ fn a_clean_file_waits_for_a_flush_that_began_after_its_write_back() {
     let before = flushes();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| mount.begin_fdatasync(&files[0]).recv().unwrap());
-        begun.recv().unwrap();
+        begun.wait();
         // The page reaches the device after the flush has begun.
         mount.write(&files[1], 0, &pattern(2, 100));
         write_back(&mount, &files[1]);

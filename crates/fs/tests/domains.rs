@@ -913,7 +913,7 @@ fn a_sync_does_not_fail_with_the_device_of_another_sync_that_is_served_with_it()
     // The committer flushes for the first file until the others wait, too.
     let (has_begun, go) = set.devices()[0].block_next(Operation::Flush);
     let of_first = begin(&first);
-    has_begun.recv().unwrap();
+    has_begun.wait();
     let (of_far, of_near) = (begin(&far), begin(&near));
     // A thread of the slice passes them to the committer.
     let deadline = Instant::now() + Duration::from_secs(60);

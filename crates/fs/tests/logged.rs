@@ -250,7 +250,7 @@ fn a_recovery_does_not_undo_a_sync_that_came_between_a_settlement_and_its_batch(
         let (begun, go) = mount.device.block_next(Operation::DurableWrite);
         let fs = mount.fs().clone();
         let settles = std::thread::spawn(move || fs.checkpoint());
-        begun.recv().unwrap();
+        begun.wait();
         assert_eq!(logged(&file), 0);
         mount.write(&file, 0, &pattern(2, 4096));
         let synced = match seed % 2 {

@@ -20,8 +20,26 @@ use crate::random::Random;
 use crate::supply::{Power, PowerSupply};
 use crate::traffic::Traffic;
 
+/// The longest wait of a test for an operation that it blocks.
+const BEGUN_MAX: Duration = Duration::from_secs(60);
+
 /// Number of operations that the log keeps: the latest ones.
 const LOG_ENTRIES_MAX: usize = 100_000;
+
+/// Reports that an operation has begun.
+pub struct Begun(Receiver<()>);
+
+impl Begun {
+    /// Waits until the operation has begun.
+    ///
+    /// # Panics
+    /// If it does not begin in a minute: a test that waits for ever does not say what it waits for.
+    #[track_caller]
+    pub fn wait(&self) {
+        let has_begun = self.0.recv_timeout(BEGUN_MAX);
+        has_begun.expect("the operation did not begin");
+    }
+}
 
 /// A device in memory with a volatile write cache and planned faults. Its durable writes are writes with FUA, unless it is made
 /// `without_fua`.
@@ -170,7 +188,7 @@ impl SimDevice {
 
     /// Blocks the next operation of a kind. The receiver reports that it has begun. The operation continues when the sender sends
     /// or is dropped. Replaces an earlier `before` of `set_before`.
-    pub fn block_next(&self, kind: Operation) -> (Receiver<()>, Sender<()>) {
+    pub fn block_next(&self, kind: Operation) -> (Begun, Sender<()>) {
         let ((begun, has_begun), (go, go_on)) = (channel(), channel());
         let next = Mutex::new(Some((begun, go_on)));
         self.set_before(move |operation| {
@@ -181,7 +199,7 @@ impl SimDevice {
                 let _ = go_on.recv();
             }
         });
-        (has_begun, go)
+        (Begun(has_begun), go)
     }
 
     /// Returns the same device on a NUMA node.

@@ -22,7 +22,7 @@ mod supply;
 mod traffic;
 mod wire;
 
-pub use device::{Logged, SimDevice};
+pub use device::{Begun, Logged, SimDevice};
 pub use plan::{Effect, Fault, FaultPlan, Operation};
 pub use random::Random;
 pub use set::DeviceSet;

@@ -1,10 +1,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::ThreadId;
 
-use jericho_sim::{FaultPlan, Operation, SimDevice};
+use jericho_sim::{Begun, FaultPlan, Operation, SimDevice};
 use jericho_storage::Device;
 use jericho_volume::{FormatOptions, OpenMode, Volume};
 
@@ -83,7 +83,7 @@ impl Bed {
 }
 
 /// Blocks the next durable write of the journal. `body` gets the channels that tell of it and let it go on.
-fn with_blocked_commit(bed: &Bed, body: impl FnOnce(Receiver<()>, Sender<()>)) {
+fn with_blocked_commit(bed: &Bed, body: impl FnOnce(Begun, Sender<()>)) {
     let (begun, go) = bed.device.block_next(Operation::DurableWrite);
     body(begun, go);
 }
@@ -123,7 +123,7 @@ fn callers_that_come_during_a_commit_share_the_next_one() {
     with_blocked_commit(&bed, |begun, go| {
         std::thread::scope(|scope| {
             let leader = scope.spawn(|| bed.sync(&tx));
-            begun.recv().unwrap();
+            begun.wait();
             for name in ["b", "c", "d"] {
                 bed.change(name);
                 bed.sync(&tx); // returns at once
@@ -151,7 +151,7 @@ fn a_leader_that_panics_fails_those_that_wait_and_ends_all_changes() {
             .set_plan(FaultPlan::panic_at(Some(Operation::DurableWrite), 1));
         std::thread::scope(|scope| {
             let leader = scope.spawn(|| bed.sync(&tx));
-            begun.recv().unwrap();
+            begun.wait();
             bed.sync(&tx);
             drop(go);
             assert!(leader.join().is_err());
@@ -173,7 +173,7 @@ fn a_callback_that_panics_does_not_keep_the_others_waiting() {
     with_blocked_commit(&bed, |begun, go| {
         std::thread::scope(|scope| {
             let leader = scope.spawn(|| bed.sync(&tx));
-            begun.recv().unwrap();
+            begun.wait();
             bed.sync(&tx);
             let panics = |_| panic!("a planned panic");
             bed.fs.fsync_dir_blocking(ROOT, Box::new(panics));
@@ -226,7 +226,7 @@ fn a_close_beside_a_leader_waits_for_it_and_answers_those_that_come_later() {
     with_blocked_commit(&bed, |begun, go| {
         std::thread::scope(|scope| {
             scope.spawn(|| bed.sync(&tx));
-            begun.recv().unwrap();
+            begun.wait();
             bed.commits().stop();
             let ends = scope.spawn(|| drop(catch_unwind(AssertUnwindSafe(|| bed.fs.close()))));
             bed.sync(&tx);
