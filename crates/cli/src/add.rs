@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use jericho_fs::add::add;
 use jericho_fuse::addition::{Add, AddRequest, Seen};
+use jericho_storage::is_remote;
 use jericho_sys::process::random_u64;
 use jericho_volume::{FormatOptions, OpenMode, Volume, VolumeError};
 
@@ -36,8 +37,11 @@ pub fn run(args: &AddArgs) -> Outcome {
 
 /// Has the daemon of the mount at `dir` add the device.
 fn add_to_mounted(args: &AddArgs, dir: &Path) -> Result<Add, Failure> {
-    let path = std::path::absolute(&args.new)
-        .context(format_args!("cannot find {}", args.new.display()))?;
+    let path = match is_remote(&args.new) {
+        true => args.new.clone(),
+        false => std::path::absolute(&args.new)
+            .context(format_args!("cannot find {}", args.new.display()))?,
+    };
     let seen = Seen::at(&path);
     let mounted = std::fs::metadata(dir).context(format_args!("cannot find {}", dir.display()))?;
     if seen.is_some_and(|seen| seen.device == mounted.dev()) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use jericho_daemon::{Counters, Declared, MountCounters, ThreadPolicy};
+use jericho_ether::ETHERTYPE;
 use jericho_fuse::Transport;
 
 use crate::size;
@@ -78,12 +79,16 @@ Examples:
   jericho format my.volume --size 1G
   jericho format /dev/nvme0n1 /dev/nvme1n1 --slices 4
   jericho format my.volume --size 512M --force   destroys what is in it
+  jericho format my.volume tyche://hostb/data --size 1G   with a slice on another host
 
 Jericho places each slice on a device of the slice's home node, if there is one. It creates a file that does not exist, \
 and allocates all of the file's space on the host, unless --sparse is given. It uses the whole of a block device. If \
-format fails, it has changed nothing.")]
+format fails, it has changed nothing.
+
+tyche://HOST/NAME is a device that another host serves (see serve). A slice is on one host, so each host has one at least. If a host does not \
+answer, the files of its slices wait for it, and the others do not. The first device should be one of this host.")]
 pub struct FormatArgs {
-    /// First device of the volume: a file or a block device
+    /// First device of the volume: a file, a block device, or tyche://HOST/NAME
     pub volume: PathBuf,
     /// Further devices
     pub device: Vec<PathBuf>,
@@ -97,7 +102,7 @@ pub struct FormatArgs {
     /// Keep a checksum of each block of data, so that a read of damaged data fails. Overwrites then go to new blocks
     #[arg(long)]
     pub checksums: bool,
-    /// Number of slices [default: one per NUMA node]
+    /// Number of slices [default: one per NUMA node, and at least one per host]
     #[arg(long, value_name = "N")]
     pub slices: Option<u16>,
     /// Destroy what is on the devices
@@ -111,6 +116,8 @@ pub struct FormatArgs {
         hide_default_value = true
     )]
     pub topology: String,
+    #[command(flatten)]
+    pub remote: RemoteArgs,
 }
 
 /// Options of a mount.
@@ -152,6 +159,8 @@ pub struct MountOptions {
     /// [default: in /var/log/jericho for root, else in ~/.local/state/jericho]
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
+    #[command(flatten)]
+    pub remote: RemoteArgs,
 }
 
 #[derive(Args, Debug)]
@@ -170,7 +179,7 @@ make install puts helpers for mount(8) and umount(8) into /sbin. With them these
   mount -t fuse.jericho VOLUME DIR -o cache=2G
   /srv/my.volume /mnt/jericho fuse.jericho cache=2G,nofail 0 0   a line of /etc/fstab
 
-Options of the helper: ro, force, cache=, topology=, threads=, transport=, scrub-rate=, fast-path=, device= and log=. With the helpers, \
+Options of the helper: ro, force, cache=, topology=, threads=, transport=, scrub-rate=, fast-path=, device=, log=, nic=, ethertype=, take-over and no-replay. With the helpers, \
 umount(8) does the same as jericho umount.")]
 pub struct MountArgs {
     /// First device of the volume
@@ -279,6 +288,8 @@ pub struct GrowArgs {
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub remote: RemoteArgs,
 }
 
 #[derive(Args, Debug)]
@@ -301,7 +312,7 @@ from a volume.")]
 pub struct AddArgs {
     /// First device of the volume, or the directory of its mount
     pub volume: PathBuf,
-    /// The file or block device to add
+    /// The file or block device to add, or tyche://HOST/NAME
     pub new: PathBuf,
     /// Number of new slices
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -315,6 +326,8 @@ pub struct AddArgs {
     /// Overwrite what the new device holds
     #[arg(long)]
     pub force: bool,
+    #[command(flatten)]
+    pub remote: RemoteArgs,
 }
 
 #[derive(Args, Debug)]
@@ -498,6 +511,8 @@ pub struct CheckArgs {
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub remote: RemoteArgs,
 }
 
 #[derive(Args, Debug)]
@@ -525,6 +540,14 @@ pub struct NbdArgs {
     pub device: PathBuf,
     #[command(flatten)]
     pub remote: RemoteArgs,
+    /// Fail requests after this many seconds without an answer of the other host; 0: never
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 180,
+        help_heading = "For a device of another host"
+    )]
+    pub dead_after: u64,
     /// Serve at a Unix socket with this path. The socket file of a server that has died is replaced
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
@@ -545,7 +568,7 @@ pub struct NbdArgs {
 }
 
 /// How to use a device of another host.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "For a device of another host")]
 pub struct RemoteArgs {
     /// Network interfaces, separated by commas [default: $JERICHO_NIC, or all Ethernet interfaces that are up]
@@ -560,9 +583,17 @@ pub struct RemoteArgs {
     /// Do not resend unflushed changes that the other host may have lost; flushes then fail
     #[arg(long)]
     pub no_replay: bool,
-    /// Fail requests after this many seconds without an answer of the other host; 0: never
-    #[arg(long, value_name = "SECONDS", default_value_t = 180)]
-    pub dead_after: u64,
+}
+
+impl Default for RemoteArgs {
+    fn default() -> RemoteArgs {
+        RemoteArgs {
+            nic: vec![],
+            ethertype: ETHERTYPE,
+            take_over: false,
+            no_replay: false,
+        }
+    }
 }
 
 #[derive(Args, Debug)]

@@ -6,6 +6,8 @@
 use std::io::Read;
 use std::process::{Command, Stdio};
 
+use jericho_storage::is_remote;
+
 use crate::args::MountOptions;
 use crate::failure::{Context, Failure};
 use crate::mountable::Checked;
@@ -43,12 +45,26 @@ pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
     }
     for device in &options.device {
         // The daemon has another working directory.
-        let path = std::path::absolute(device)
-            .context(format_args!("cannot find the device {}", device.display()))?;
+        let path = match is_remote(device) {
+            true => device.clone(),
+            false => std::path::absolute(device)
+                .context(format_args!("cannot find the device {}", device.display()))?,
+        };
         command.arg("--device").arg(path);
     }
     if options.force {
         command.arg("--force");
+    }
+    let remote = &options.remote;
+    for interface in &remote.nic {
+        command.arg(format!("--nic={interface}"));
+    }
+    command.arg(format!("--ethertype={}", remote.ethertype));
+    if remote.take_over {
+        command.arg("--take-over");
+    }
+    if remote.no_replay {
+        command.arg("--no-replay");
     }
     command.arg("--").arg(&checked.volume).arg(&checked.dir);
     command

@@ -17,7 +17,7 @@ const OF_OTHERS: [&str; 21] = [
     "silent", "loud",
 ];
 /// Options with a value that `jericho mount` also has.
-const WITH_VALUE: [&str; 8] = [
+const WITH_VALUE: [&str; 10] = [
     "cache",
     "topology",
     "threads",
@@ -26,6 +26,8 @@ const WITH_VALUE: [&str; 8] = [
     "fast-path",
     "device",
     "log",
+    "nic",
+    "ethertype",
 ];
 
 /// Purpose of a call of the program.
@@ -77,6 +79,8 @@ fn mount(arguments: impl Iterator<Item = OsString>) -> Result<Call, Failure> {
         match value {
             None if name == "ro" => call.push("--read-only".into()),
             None if name == "force" => call.push("--force".into()),
+            None if dashed == "take-over" => call.push("--take-over".into()),
+            None if dashed == "no-replay" => call.push("--no-replay".into()),
             Some(value) if WITH_VALUE.contains(&dashed.as_str()) => {
                 call.push(format!("--{dashed}={value}").into());
             }
@@ -86,7 +90,7 @@ fn mount(arguments: impl Iterator<Item = OsString>) -> Result<Call, Failure> {
             _ if parsed.flags.contains(&b's') => {}
             _ => {
                 return Err(Failure::new(format!(
-                    "a Jericho volume cannot be mounted with the option {option:?}; there are ro, force, {}, and those of \
+                    "a Jericho volume cannot be mounted with the option {option:?}; there are ro, force, take-over, no-replay, {}, and those of \
                      mount(8) that change nothing here",
                     WITH_VALUE.map(|name| format!("{name}=")).join(", ")
                 )));

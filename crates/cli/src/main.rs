@@ -70,6 +70,7 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Outcome {
+    remote::prepare(&command);
     match command {
         Command::Format(a) => format::run(&a),
         Command::Mount(a) => mount::run(&a),

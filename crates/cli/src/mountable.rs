@@ -7,11 +7,11 @@ use jericho_fuse::attach;
 
 use crate::args::MountOptions;
 use crate::failure::Failure;
-use crate::mounts;
+use crate::{mounts, remote};
 
 /// The checked volume and directory of a mount.
 pub struct Checked {
-    /// Absolute path of the volume.
+    /// Absolute path of the volume, or the name of a remote device.
     pub volume: PathBuf,
     /// Absolute path of the directory, which is empty and not a mount point.
     pub dir: PathBuf,
@@ -19,7 +19,11 @@ pub struct Checked {
 
 /// Checks a mount before anything is touched. Changes nothing, except that it detaches from `dir` a mount whose daemon has died.
 pub fn check(volume: &Path, dir: &Path, options: &MountOptions) -> Result<Checked, Failure> {
-    let volume = std::fs::canonicalize(volume).map_err(|e| match e.kind() {
+    let canonical = match remote::is_name(volume)? {
+        true => Ok(volume.to_owned()),
+        false => std::fs::canonicalize(volume),
+    };
+    let volume = canonical.map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Failure::new(format!(
             "{0} does not exist; make a volume there with: jericho format {0} --size 1G",
             volume.display()

@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use jericho_fuse::control::STAT;
+use jericho_storage::is_remote;
 
 use crate::failure::{Context, Failure};
 
@@ -21,7 +22,7 @@ pub struct Mount {
     pub dir: PathBuf,
     /// Type, for example ext4 or fuse.jericho.
     pub filesystem: String,
-    /// The mounted device or directory; for Jericho, the path of the volume.
+    /// The mounted device or directory; for Jericho, the path or name of the volume.
     pub source: PathBuf,
 }
 
@@ -40,6 +41,10 @@ pub fn at(dir: &Path) -> Result<Option<Mount>, Failure> {
 /// Returns the directory through which the daemon of a mounted volume is asked: `path` itself if it is a directory, else the mount
 /// of the volume whose first device it is. Returns `None` if the volume is not mounted here.
 pub fn of_volume(path: &Path) -> Result<Option<PathBuf>, Failure> {
+    let mounts = || Ok(list()?.into_iter().filter(|m| m.filesystem == FILESYSTEM));
+    if is_remote(path) {
+        return Ok(mounts()?.find(|mount| mount.source == path).map(|m| m.dir));
+    }
     let wanted = match std::fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => return Ok(Some(path.into())),
         // The request tells the user what to do.
@@ -56,9 +61,7 @@ pub fn of_volume(path: &Path) -> Result<Option<PathBuf>, Failure> {
             }
         })
     };
-    let mounts = list()?.into_iter();
-    let mut ours = mounts.filter(|mount| mount.filesystem == FILESYSTEM);
-    Ok(ours
+    Ok(mounts()?
         .find(|mount| is_it(&mount.source))
         .map(|mount| mount.dir))
 }

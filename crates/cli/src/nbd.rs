@@ -2,16 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use jericho_export::{Export, ExportOptions, Listener, NAME_BYTES_MAX, Server, TCP_PORT};
-use jericho_storage::{Claim, Device};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::NbdArgs;
 use crate::failure::{Context, Failure, Outcome, print};
-use crate::{logging, notify, remote, served, size};
+use crate::{logging, notify, served, size};
 
 pub fn run(args: &NbdArgs) -> Outcome {
     logging::start();
@@ -24,7 +22,7 @@ pub fn run(args: &NbdArgs) -> Outcome {
         )));
     }
     let shown = args.device.display();
-    let (device, claim) = open(args)?;
+    let (device, claim) = served::open(&args.device, args.read_only)?;
     let size_bytes = device.size_bytes();
     tracing::info!("{}", device.describe());
     let export = ExportOptions {
@@ -54,15 +52,6 @@ pub fn run(args: &NbdArgs) -> Outcome {
     stopped.context("not everything is durable")?;
     printed?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Opens the device. One of this host is claimed; one of another host is claimed there.
-fn open(args: &NbdArgs) -> Result<(Arc<dyn Device>, Option<Claim>), Failure> {
-    if let Some(name) = remote::named(&args.device)? {
-        return Ok((remote::attach(name, &args.remote)?, None));
-    }
-    let (device, claim) = served::open(&args.device, args.read_only)?;
-    Ok((device, Some(claim)))
 }
 
 /// Returns the address that a user has written: an IP address or a host name, with or without a port.

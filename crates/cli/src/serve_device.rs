@@ -26,7 +26,7 @@ pub fn run(args: &ServeArgs) -> Outcome {
     logging::start();
     // Before the device is served: a signal from then on ends the server in order.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot listen for signals")?;
-    let (device, claim) = open(args)?;
+    let (device, _claim) = open(args)?;
     let config = ServeConfig {
         host: match &args.host {
             Some(host) => host.clone(),
@@ -37,10 +37,10 @@ pub fn run(args: &ServeArgs) -> Outcome {
         ethertype: args.ethertype,
         is_read_only: args.read_only,
         is_hidden: args.hidden,
-        state: match claim {
-            // Nothing is lost with a device that keeps nothing.
-            None => None,
-            Some(_) => Some(record_dir(args)?),
+        // Nothing is lost with a device that keeps nothing.
+        state: match null_size(args) {
+            Some(_) => None,
+            None => Some(record_dir(args)?),
         },
     };
     let server =
@@ -68,11 +68,7 @@ pub fn run(args: &ServeArgs) -> Outcome {
 
 /// Opens the device, and claims it unless it is a null device.
 fn open(args: &ServeArgs) -> Result<(Arc<dyn Device>, Option<Claim>), Failure> {
-    if let Some(bytes) = args
-        .device
-        .to_str()
-        .and_then(|text| text.strip_prefix(NULL))
-    {
+    if let Some(bytes) = null_size(args) {
         let bytes = size::parse(bytes).map_err(Failure::new)?;
         let whole = bytes / BLOCK_BYTES * BLOCK_BYTES;
         return match whole {
@@ -82,8 +78,12 @@ fn open(args: &ServeArgs) -> Result<(Arc<dyn Device>, Option<Claim>), Failure> {
             whole => Ok((null_device(whole), None)),
         };
     }
-    let (device, claim) = served::open(&args.device, args.read_only)?;
-    Ok((device, Some(claim)))
+    served::open(&args.device, args.read_only)
+}
+
+/// Returns the size in the name of a null device, as the user wrote it.
+fn null_size(args: &ServeArgs) -> Option<&str> {
+    args.device.to_str()?.strip_prefix(NULL)
 }
 
 /// Returns the directory of the record.

@@ -1,4 +1,4 @@
-//! Opens a device of this host that a command serves to others.
+//! Opens a device that a command serves to others.
 
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
@@ -9,11 +9,14 @@ use jericho_storage::{Access, Claim, ClaimError, Device, OpenOptions, open_devic
 use jericho_sys::block;
 
 use crate::failure::{Context, Failure};
-use crate::mounts;
+use crate::{mounts, remote};
 
-/// Opens a device, and claims it for as long as the caller holds the claim.
-pub fn open(path: &Path, read_only: bool) -> Result<(Arc<dyn Device>, Claim), Failure> {
-    let claim = claim(path, read_only)?;
+/// Opens a device, and claims it for as long as the caller holds the claim. A device of another host is claimed there.
+pub fn open(path: &Path, read_only: bool) -> Result<(Arc<dyn Device>, Option<Claim>), Failure> {
+    let claim = match remote::is_name(path)? {
+        true => None,
+        false => Some(claim(path, read_only)?),
+    };
     let options = OpenOptions {
         read_only,
         ..OpenOptions::default()

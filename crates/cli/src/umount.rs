@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use jericho_fuse::{MountError, attach};
+use jericho_storage::{is_remote, remote_holder};
 use jericho_volume::{OpenMode, Volume, VolumeError};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags};
@@ -82,8 +83,15 @@ pub fn lock_holder(volume: &Path) -> Option<u32> {
         read_only: true,
         force: false,
     };
-    match Volume::lock(volume, mode) {
-        Err(VolumeError::Locked { pid: Some(pid), .. }) => {
+    let holder = match is_remote(volume) {
+        true => remote_holder(volume),
+        false => match Volume::lock(volume, mode) {
+            Err(VolumeError::Locked { pid, .. }) => pid,
+            _ => None,
+        },
+    };
+    match holder {
+        Some(pid) => {
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             let mounts = arguments_of(pid)
                 .iter()

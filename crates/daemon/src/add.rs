@@ -63,10 +63,10 @@ impl Mounted {
 
     /// Starts the caches of added slices, as large as the other ones if there is memory for them.
     fn start_caches(&self, added: &Added, homes: &[NodeId]) -> Result<Vec<Arc<Slice>>, CacheError> {
-        // The queues of the other slices may need a descriptor of each device.
+        // The queues of the other slices may have no threads.
         let devices = self.volume.devices.device_list().iter();
-        if devices.filter(|device| device.queue_fd().is_none()).count() == 1
-            && added.device.queue_fd().is_none()
+        if devices.filter(|device| device.is_blocking_only()).count() == 1
+            && added.device.is_blocking_only()
         {
             let name = added.device.name();
             return Err(

@@ -24,6 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         replay: true,
         patience: Duration::from_secs(10),
         dead_after: None,
+        read_only: false,
     })?;
     let (ends, done) = (AtomicBool::new(false), AtomicU64::new(0));
     let blocks = device.size_bytes() / bytes as u64;

@@ -4,21 +4,25 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use jericho_format::wire::TRANSFER_BYTES_MAX;
 use jericho_remote::{Action, Attached, Ended, Initiator, InitiatorConfig, Operation};
-use jericho_storage::{BLOCK_BYTES, Cause, Device, DiscardEffect, IoError, is_in_range};
+use jericho_storage::{
+    Asynchronous, BLOCK_BYTES, Cause, Completion, Device, Direction, DiscardEffect, Finish,
+    IoError, Transfer, is_in_range,
+};
 use jericho_sys::poller::Poller;
+use jericho_sys::sockets::listener_at;
 use jericho_sys::timer::Timer;
 use jericho_sys::{errno, service};
 use siphasher::sip::SipHasher24;
 use siphasher::sip128::SipHasher24 as SipHasher128;
 
-use crate::inside::{Core, Data, Inside};
+use crate::inside::{Core, Data, End, Inside};
 use crate::links::{LinkError, Links, entropy};
 use crate::reserve::reserve;
 use crate::url::Remote;
@@ -28,6 +32,7 @@ const POOL_PAGES: u32 = 16_384;
 /// Keys of the poller, besides the numbers of sockets.
 const TIMER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
+const CLAIM: u64 = u64::MAX - 2;
 /// Largest number of bytes of a READ or WRITE.
 const TRANSFER_BYTES: u64 = TRANSFER_BYTES_MAX as u64;
 /// Largest number of bytes of a WRITE_ZEROES or DISCARD.
@@ -52,6 +57,8 @@ pub struct AttachConfig {
     pub patience: Duration,
     /// How long requests wait for a target that does not answer. `None`: for ever.
     pub dead_after: Option<Duration>,
+    /// Refuse changes, also of a device that the target offers for writing.
+    pub read_only: bool,
 }
 
 /// Why a remote device could not be attached.
@@ -61,7 +68,7 @@ pub enum AttachError {
     #[error(transparent)]
     Link(#[from] LinkError),
     /// Another process of this host uses the device.
-    #[error("{0} is in use by another process of this host")]
+    #[error("{0} is in use by another process of this host: end that process first")]
     Busy(Remote),
     /// No target has answered, or its export was busy all the time.
     #[error(
@@ -96,6 +103,7 @@ pub enum AttachError {
 /// A device of another host. Dropping it ends the session.
 pub struct RemoteDevice {
     name: Arc<str>,
+    home_node: Option<u32>,
     attached: Attached,
     inside: Arc<Inside>,
     /// Errno of the first flush or durable write that failed; 0: none has.
@@ -103,8 +111,6 @@ pub struct RemoteDevice {
     /// Ends the receiver when it is closed.
     stop: Option<UnixStream>,
     receiver: Option<JoinHandle<()>>,
-    /// Holds the name against other processes of this network namespace.
-    _claim: UnixListener,
 }
 
 impl RemoteDevice {
@@ -120,6 +126,7 @@ impl RemoteDevice {
         };
         let claim = claim(config)?;
         let links = Links::open(&config.interfaces, config.ethertype)?;
+        let home_node = links.node();
         let protocol = InitiatorConfig {
             host: config.remote.host.clone(),
             export: config.remote.name.clone(),
@@ -146,11 +153,18 @@ impl RemoteDevice {
         poller
             .add(&stopped, STOP)
             .map_err(failed("watch a socket"))?;
-        let inside = Inside::new(initiator, links, POOL_PAGES, timer);
+        poller
+            .add(&claim, CLAIM)
+            .map_err(failed("watch a socket"))?;
+        let name: Arc<str> = config.remote.to_string().into();
+        let inside = Inside::new(Arc::clone(&name), initiator, links, POOL_PAGES, timer);
         let receiving = Arc::clone(&inside);
-        let receiver = service::spawn("remote", move || receive(&receiving, &poller, &stopped));
+        let receiver = service::spawn("remote", move || {
+            receive(&receiving, &poller, &stopped, &claim);
+        });
         let mut device = RemoteDevice {
-            name: config.remote.to_string().into(),
+            name,
+            home_node,
             attached: Attached {
                 size_bytes: 0,
                 is_read_only: false,
@@ -159,9 +173,9 @@ impl RemoteDevice {
             durability_errno: AtomicI32::new(0),
             stop: Some(stop),
             receiver: Some(receiver.map_err(failed("start a thread"))?),
-            _claim: claim,
         };
         device.attached = device.await_session(config)?;
+        device.attached.is_read_only |= config.read_only;
         Ok(Arc::new(device))
     }
 
@@ -259,10 +273,12 @@ impl RemoteDevice {
         offset_bytes: u64,
         length_bytes: u64,
     ) -> Result<(), IoError> {
-        match is_in_range(offset_bytes, length_bytes, self.attached.size_bytes) {
-            true => Ok(()),
-            false => Err(self.error(operation, offset_bytes, length_bytes, errno::EINVAL)),
-        }
+        let errno = match is_in_range(offset_bytes, length_bytes, self.attached.size_bytes) {
+            true if operation == "read" || !self.attached.is_read_only => return Ok(()),
+            true => errno::EROFS,
+            false => errno::EINVAL,
+        };
+        Err(self.error(operation, offset_bytes, length_bytes, errno))
     }
 
     fn write(
@@ -317,7 +333,7 @@ impl Device for RemoteDevice {
     }
 
     fn home_node(&self) -> Option<u32> {
-        None
+        self.home_node
     }
 
     fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
@@ -392,6 +408,10 @@ impl Device for RemoteDevice {
         None
     }
 
+    fn asynchronous(&self) -> Option<&dyn Asynchronous> {
+        Some(self)
+    }
+
     fn describe(&self) -> String {
         format!(
             "{} (remote, {} bytes): raw Ethernet",
@@ -400,8 +420,74 @@ impl Device for RemoteDevice {
     }
 }
 
-/// Takes frames and does what is due, until `stopped` is closed at its other end.
-fn receive(inside: &Inside, poller: &Poller, _stopped: &UnixStream) {
+impl Asynchronous for RemoteDevice {
+    fn begin(&self, transfer: Transfer, end: Arc<dyn Finish>) {
+        let (name, action) = match transfer.direction {
+            Direction::Read => ("read", Action::Read),
+            Direction::Write => ("write", Action::Write { is_durable: false }),
+        };
+        let length = transfer.segments.iter().map(|s| s.len as u64).sum();
+        let tag = transfer.tag;
+        if let Err(error) = self.check_range(name, transfer.offset_bytes, length) {
+            let result = Err(error);
+            return end.finish(Completion { tag, result });
+        }
+        let starts = (0..length).step_by(TRANSFER_BYTES as usize);
+        let parts = Arc::new(Mutex::new(Parts {
+            left: length.div_ceil(TRANSFER_BYTES) as usize,
+            result: Ok(()),
+        }));
+        let begun = starts.map(|at| {
+            let operation = Operation {
+                action,
+                offset_bytes: transfer.offset_bytes + at,
+                length_bytes: (length - at).min(TRANSFER_BYTES) as u32,
+            };
+            let (parts, end) = (Arc::clone(&parts), Arc::clone(&end));
+            let (device, bytes) = (Arc::clone(&self.name), u64::from(operation.length_bytes));
+            let ended = move |result: Result<(), i32>| {
+                let result = result.map_err(|errno| IoError {
+                    operation: name,
+                    device,
+                    offset_bytes: operation.offset_bytes,
+                    length_bytes: bytes,
+                    cause: Cause::Errno(errno),
+                });
+                if let Some(result) = lock(&parts).end(result) {
+                    end.finish(Completion { tag, result });
+                }
+            };
+            (operation, at as usize, Box::new(ended) as End)
+        });
+        let begun = begun.collect();
+        self.inside.begin(transfer.segments.into(), begun);
+    }
+}
+
+/// The parts of a transfer that are in progress, and its result so far.
+struct Parts {
+    left: usize,
+    result: Result<(), IoError>,
+}
+
+impl Parts {
+    /// Notes the end of a part. Returns the result of the transfer at the end of the last one: the first error.
+    fn end(&mut self, result: Result<(), IoError>) -> Option<Result<(), IoError>> {
+        self.left -= 1;
+        if self.result.is_ok() {
+            self.result = result;
+        }
+        (self.left == 0).then(|| std::mem::replace(&mut self.result, Ok(())))
+    }
+}
+
+/// Ignores poisoning: no user of the lock can leave the parts bad.
+fn lock(parts: &Mutex<Parts>) -> MutexGuard<'_, Parts> {
+    parts.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes frames and does what is due, until `stopped` is closed at its other end. Holds `claim` until then.
+fn receive(inside: &Inside, poller: &Poller, _stopped: &UnixStream, claim: &UnixListener) {
     let mut ready = Vec::new();
     let mut has_more = false;
     loop {
@@ -416,6 +502,10 @@ fn receive(inside: &Inside, poller: &Poller, _stopped: &UnixStream) {
         }
         if ready.contains(&TIMER) {
             inside.timer().clear();
+        }
+        if ready.contains(&CLAIM) {
+            // Who has connected has learnt what it wanted: which process this is.
+            while claim.accept().is_ok() {}
         }
         has_more = inside.serve();
     }
@@ -432,11 +522,21 @@ fn claim(config: &AttachConfig) -> Result<UnixListener, AttachError> {
             source,
         },
     };
-    // A reserved name has room for a hash only.
-    let name = format!("{:04x} {remote}", config.ethertype);
+    let listener = reserve(&reserved(remote, config.ethertype)).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(listener)
+}
+
+/// Returns the process of this network namespace that has a remote device attached, if it can be seen.
+pub(crate) fn holder(remote: &Remote, ethertype: u16) -> Option<u32> {
+    listener_at(reserved(remote, ethertype).as_bytes())
+}
+
+/// Returns the name to reserve for a remote device: a hash, because such a name has no room for more.
+fn reserved(remote: &Remote, ethertype: u16) -> String {
+    let name = format!("{ethertype:04x} {remote}");
     let hash = SipHasher24::new().hash(name.as_bytes());
-    let name = format!("jericho/remote/{hash:016x}");
-    reserve(&name).map_err(failed)
+    format!("jericho/remote/{hash:016x}")
 }
 
 /// Returns what identifies this host as a client: the same after a restart, and another one in each network namespace. Without a

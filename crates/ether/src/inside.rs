@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use jericho_format::PAGE_BYTES;
 use jericho_remote::{Attached, Ended, Initiator, InitiatorOutput, Operation};
+use jericho_storage::{Segment, gather, scatter};
 use jericho_sys::service;
 use jericho_sys::timer::Timer;
 
@@ -15,11 +16,25 @@ use crate::links::Links;
 /// A request of a caller.
 struct Request {
     /// Bytes of a write that are not in the pool yet; where the bytes of a read go.
-    data: Vec<u8>,
-    /// The caller, who sleeps until the result is there.
-    caller: Thread,
-    result: Option<Result<(), i32>>,
+    bytes: Bytes,
+    caller: Caller,
 }
+
+enum Bytes {
+    Own(Vec<u8>),
+    /// Memory of a transfer, from an offset in it.
+    Shared(Arc<[Segment]>, usize),
+}
+
+enum Caller {
+    /// A thread that sleeps until the result is there.
+    Thread(Thread, Option<Result<(), i32>>),
+    /// Takes the result.
+    Callback(End),
+}
+
+/// Takes the result of a request, while the core is locked: it never blocks and begins no request.
+pub(crate) type End = Box<dyn FnOnce(Result<(), i32>) + Send>;
 
 /// The protocol, its sockets and its memory.
 pub(crate) struct Core {
@@ -33,6 +48,10 @@ pub(crate) struct Core {
     pub attached: Option<Attached>,
     pub ended: Option<Ended>,
     pub replayed: u64,
+    /// The session is being ended.
+    is_leaving: bool,
+    /// Name of the device, for messages.
+    name: Arc<str>,
     /// Threads that wait for `attached` or `ended`.
     waiting: Vec<Thread>,
 }
@@ -51,7 +70,13 @@ pub(crate) enum Data<'d> {
 }
 
 impl Inside {
-    pub fn new(initiator: Initiator, links: Links, pool_pages: u32, timer: Timer) -> Arc<Inside> {
+    pub fn new(
+        name: Arc<str>,
+        initiator: Initiator,
+        links: Links,
+        pool_pages: u32,
+        timer: Timer,
+    ) -> Arc<Inside> {
         Arc::new(Inside {
             core: Mutex::new(Core {
                 initiator,
@@ -63,6 +88,8 @@ impl Inside {
                 attached: None,
                 ended: None,
                 replayed: 0,
+                is_leaving: false,
+                name,
                 waiting: Vec::new(),
             }),
             timer,
@@ -83,22 +110,18 @@ impl Inside {
     /// Begins an operation, and sends its frames from this thread. Returns its tag.
     pub fn submit(&self, operation: Operation, data: Data<'_>) -> u64 {
         let mut core = self.lock();
-        core.tags += 1;
-        let tag = core.tags;
         let own = match data {
             Data::Read(length) => vec![0; length],
             _ => Vec::new(),
         };
-        core.requests.insert(
-            tag,
+        let tag = core.begin(
+            operation,
             Request {
-                data: own,
-                caller: std::thread::current(),
-                result: None,
+                bytes: Bytes::Own(own),
+                caller: Caller::Thread(std::thread::current(), None),
             },
         );
         let now = core.links.now();
-        core.initiator.submit(now, tag, operation);
         let mut bytes = match data {
             Data::Write(bytes) => Some((tag, bytes)),
             _ => None,
@@ -109,20 +132,42 @@ impl Inside {
         if let Some((_, bytes)) = bytes
             && let Some(request) = core.requests.get_mut(&tag)
         {
-            request.data = bytes.to_vec();
+            request.bytes = Bytes::Own(bytes.to_vec());
         }
         self.set_timer(&mut core);
         tag
+    }
+
+    /// Begins operations on the memory of a transfer, each from an offset in it, and sends their frames from this thread.
+    pub fn begin(&self, memory: Arc<[Segment]>, parts: Vec<(Operation, usize, End)>) {
+        let mut core = self.lock();
+        for (operation, at, end) in parts {
+            let request = Request {
+                bytes: Bytes::Shared(Arc::clone(&memory), at),
+                caller: Caller::Callback(end),
+            };
+            core.begin(operation, request);
+        }
+        let now = core.links.now();
+        core.initiator.poll(now);
+        core.perform(&mut None);
+        self.set_timer(&mut core);
     }
 
     /// Sleeps until an operation has ended. Returns its result, with the bytes of a read.
     pub fn wait(&self, tag: u64) -> Result<Vec<u8>, i32> {
         loop {
             let mut core = self.lock();
-            let result = core.requests.get(&tag).and_then(|request| request.result);
-            if let Some(result) = result {
-                let request = core.requests.remove(&tag);
-                let data = request.map_or_else(Vec::new, |request| request.data);
+            if let Some(Request {
+                caller: Caller::Thread(_, Some(result)),
+                ..
+            }) = core.requests.get(&tag)
+            {
+                let result = *result;
+                let data = match core.requests.remove(&tag).map(|request| request.bytes) {
+                    Some(Bytes::Own(data)) => data,
+                    _ => Vec::new(),
+                };
                 return result.map(|()| data);
             }
             drop(core);
@@ -160,6 +205,7 @@ impl Inside {
     /// Ends the session in order.
     pub fn detach(&self) {
         let mut core = self.lock();
+        core.is_leaving = true;
         let now = core.links.now();
         core.initiator.detach(now);
         core.initiator.poll(now);
@@ -184,6 +230,15 @@ impl Inside {
 }
 
 impl Core {
+    /// Begins an operation. Returns its tag.
+    fn begin(&mut self, operation: Operation, request: Request) -> u64 {
+        self.tags += 1;
+        self.requests.insert(self.tags, request);
+        let now = self.links.now();
+        self.initiator.submit(now, self.tags, operation);
+        self.tags
+    }
+
     /// Takes frames. Each one's payload is copied before what follows from it is performed.
     fn receive(&mut self) -> bool {
         let (now, initiator) = (self.links.now(), &mut self.initiator);
@@ -193,7 +248,10 @@ impl Core {
                 && let Some(request) = requests.get_mut(&place.tag)
             {
                 let at = place.at_bytes as usize;
-                request.data[at..at + payload.len()].copy_from_slice(payload);
+                match &mut request.bytes {
+                    Bytes::Own(data) => data[at..at + payload.len()].copy_from_slice(payload),
+                    Bytes::Shared(memory, start) => scatter(memory, *start + at, payload),
+                }
             }
         })
     }
@@ -208,17 +266,31 @@ impl Core {
                     match bytes.take_if(|(own, _)| *own == tag) {
                         Some((_, bytes)) => to.copy_from_slice(bytes),
                         None => {
-                            if let Some(request) = self.requests.get_mut(&tag) {
-                                to.copy_from_slice(&request.data);
-                                request.data = Vec::new();
+                            let request = self.requests.get_mut(&tag);
+                            match request.map(|request| &mut request.bytes) {
+                                Some(Bytes::Own(data)) => {
+                                    to.copy_from_slice(data);
+                                    *data = Vec::new();
+                                }
+                                Some(Bytes::Shared(memory, start)) => gather(memory, *start, to),
+                                None => {}
                             }
                         }
                     }
                 }
                 InitiatorOutput::Done { tag, result } => {
-                    if let Some(request) = self.requests.get_mut(&tag) {
-                        request.result = Some(result);
-                        request.caller.unpark();
+                    match self.requests.get_mut(&tag).map(|r| &mut r.caller) {
+                        Some(Caller::Thread(thread, ended)) => {
+                            *ended = Some(result);
+                            thread.unpark();
+                        }
+                        Some(Caller::Callback(_)) => {
+                            let request = self.requests.remove(&tag);
+                            if let Some(Caller::Callback(end)) = request.map(|r| r.caller) {
+                                end(result);
+                            }
+                        }
+                        None => {}
                     }
                 }
                 InitiatorOutput::Attached(attached) => {
@@ -228,15 +300,19 @@ impl Core {
                 InitiatorOutput::Replay { changes } => {
                     tracing::warn!(
                         changes,
-                        "the target may have lost changes; they are sent again"
+                        "{} may have lost changes; they are sent again",
+                        self.name
                     );
                     self.replayed += changes;
                 }
-                InitiatorOutput::Reachable(true) => tracing::info!("the target answers"),
-                InitiatorOutput::Reachable(false) => tracing::warn!("the target does not answer"),
+                InitiatorOutput::Reachable(true) => tracing::info!("{} answers", self.name),
+                InitiatorOutput::Reachable(false) if self.is_leaving => {}
+                InitiatorOutput::Reachable(false) => {
+                    tracing::warn!("{} does not answer; requests wait for it", self.name);
+                }
                 InitiatorOutput::Ended(why) => {
                     if why != Ended::Detached {
-                        tracing::error!("the remote device has ended: {why}");
+                        tracing::error!("{}: {why}", self.name);
                     }
                     self.ended = Some(why);
                     self.wake();

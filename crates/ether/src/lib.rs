@@ -5,7 +5,7 @@
 //! [`RemoteDevice`]: each call sends its own frames, and one thread receives.
 //!
 //! `links` has the sockets, `reserve` names that one process may have, `owner` the record of an export's owner, `recorder` its thread, `workers` the device's calls, `server` the target, `url` names of remote
-//! devices, `inside` what the threads of an initiator share, and `device` the initiator.
+//! devices, `remotes` opens them for functions that take paths, `inside` what the threads of an initiator share, and `device` the initiator.
 #![forbid(unsafe_code)]
 
 mod device;
@@ -14,14 +14,17 @@ mod links;
 mod null;
 mod owner;
 mod recorder;
+mod remotes;
 mod reserve;
 mod server;
 mod url;
 mod workers;
 
 pub use device::{AttachConfig, AttachError, RemoteDevice};
+pub use jericho_format::wire::ETHERTYPE;
 pub use jericho_sys::packet::PacketError;
 pub use links::{LinkError, interfaces};
 pub use null::null_device;
+pub use remotes::{EtherRemotes, RemoteOptions};
 pub use server::{ServeConfig, ServeError, Server};
 pub use url::{Remote, UrlError};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use jericho_format::wire::{HEADER_BYTES, MTU_MIN, PAYLOAD_BYTES_MAX};
 use jericho_remote::{Entropy, Frame, Link};
-use jericho_sys::packet::{PacketError, PacketSocket};
+use jericho_sys::packet::{self, PacketError, PacketSocket};
 use jericho_sys::process;
 
 /// What is asked for as a receive buffer.
@@ -26,7 +26,9 @@ pub enum LinkError {
     #[error(transparent)]
     Packet(#[from] PacketError),
     /// No interface was named.
-    #[error("no network interface was named; name one or more with --nic")]
+    #[error(
+        "no Ethernet interface is up here and has an MTU of at least {MTU_MIN}: bring one up, or name one with --nic"
+    )]
     None,
     /// An interface was named twice.
     #[error("the network interface {0} is named twice")]
@@ -93,6 +95,16 @@ impl Links {
         self.sockets.iter().map(link).collect()
     }
 
+    /// Returns the NUMA node of the first interface that has one.
+    pub fn node(&self) -> Option<u32> {
+        let node = |interface: &String| {
+            let path = format!("/sys/class/net/{interface}/device/numa_node");
+            // The kernel writes -1 where it does not know the node.
+            std::fs::read_to_string(path).ok()?.trim().parse().ok()
+        };
+        self.names.iter().find_map(node)
+    }
+
     /// Returns the sockets.
     pub fn sockets(&self) -> &[PacketSocket] {
         &self.sockets
@@ -146,20 +158,11 @@ impl Links {
 
 /// Returns the names of the Ethernet interfaces that are up and whose MTU suffices.
 pub fn interfaces() -> io::Result<Vec<String>> {
-    const ETHERNET: &str = "1";
-    const IFF_UP: u32 = 1;
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir("/sys/class/net")? {
-        let entry = entry?;
-        let read =
-            |file: &str| std::fs::read_to_string(entry.path().join(file)).unwrap_or_default();
-        let flags = u32::from_str_radix(read("flags").trim().trim_start_matches("0x"), 16);
-        let is_up = flags.is_ok_and(|flags| flags & IFF_UP != 0);
-        let mtu = read("mtu").trim().parse().unwrap_or(0);
-        if read("type").trim() == ETHERNET && is_up && mtu >= MTU_MIN {
-            names.extend(entry.file_name().into_string());
-        }
-    }
+    let all = packet::interfaces()?.into_iter();
+    let mut names: Vec<String> = all
+        .filter(|(_, mtu)| *mtu >= MTU_MIN)
+        .map(|(name, _)| name)
+        .collect();
     names.sort();
     Ok(names)
 }

@@ -35,11 +35,6 @@ pub enum UrlError {
 }
 
 impl Remote {
-    /// Returns whether a text is meant to name a remote device.
-    pub fn is_remote(text: &str) -> bool {
-        text.starts_with(SCHEME)
-    }
-
     /// Returns whether a text can be the name of a host or an export.
     pub fn is_name(text: &str) -> bool {
         let is_bad = |c: char| c.is_control() || c == '/';

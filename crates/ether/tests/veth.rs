@@ -52,6 +52,7 @@ fn config() -> AttachConfig {
         replay: true,
         patience: Duration::from_secs(10),
         dead_after: None,
+        read_only: false,
     }
 }
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use jericho_sys::errno;
 
-use crate::{Cause, Device, IoError};
+use crate::transfer::{length_bytes, operation};
+use crate::{Asynchronous, Cause, Completion, Device, Finish, IoError, Transfer};
 
 /// A missing device: every operation fails with ENODEV.
 struct Absent {
@@ -69,7 +70,22 @@ impl Device for Absent {
         None
     }
 
+    fn asynchronous(&self) -> Option<&dyn Asynchronous> {
+        Some(self)
+    }
+
     fn describe(&self) -> String {
         format!("{}: missing", self.name)
+    }
+}
+
+/// So that the queues of a volume without one of its devices still use io_uring for the others.
+impl Asynchronous for Absent {
+    fn begin(&self, transfer: Transfer, end: Arc<dyn Finish>) {
+        let (operation, bytes) = (operation(transfer.direction), length_bytes(&transfer));
+        end.finish(Completion {
+            tag: transfer.tag,
+            result: self.fail(operation, transfer.offset_bytes, bytes as usize),
+        });
     }
 }

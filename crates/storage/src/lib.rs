@@ -14,8 +14,10 @@
 //! [`Claim`] holds a device against all other processes. [`open_device`] opens a device by path. `file` and `block` are the two
 //! kinds of devices; they share the steps in `opening` and the blocking calls in `handle`. `flush` shares one sync between
 //! threads, and [`FlushEpochs`] tells which writes a flush has covered. `durable` tells which part of a durable write failed.
-//! `absent` stands for a device that was not found, and `faults` fails the operations of a device, in test builds.
-//! [`open_queue`] chooses between `ring_queue` (io_uring) and `pool_queue` (threads that make blocking calls). `bounce` copies
+//! `absent` stands for a device that was not found, `faults` fails the operations of a device and `volatile` loses
+//! unflushed writes of a killed process, both in test builds.
+//! [`open_queue`] chooses between `ring_queue` (io_uring) and `pool_queue` (threads that make blocking calls). `elsewhere` has the
+//! transfers of devices that perform them by themselves ([`Asynchronous`]). `schemes` opens devices of other hosts. `bounce` copies
 //! memory that must not change during its write. [`Appended`] is a list that grows while threads read it, and [`Devices`] such a list of
 //! devices.
 
@@ -29,6 +31,7 @@ mod bounce;
 mod claim;
 mod devices;
 mod durable;
+mod elsewhere;
 mod epochs;
 #[cfg(feature = "faults")]
 mod faults;
@@ -41,7 +44,10 @@ mod opening;
 mod pool_queue;
 mod queue;
 mod ring_queue;
+mod schemes;
 mod transfer;
+#[cfg(feature = "faults")]
+mod volatile;
 
 use std::fmt;
 use std::io;
@@ -62,6 +68,8 @@ pub use layer::Layer;
 pub use open::open_device;
 pub use opening::{OpenError, OpenOptions};
 pub use queue::{open_pool_queue, open_queue, open_signalling_queue};
+pub use schemes::{Remotes, is_remote, remote_holder, remote_host, set_remotes};
+pub use transfer::{gather, scatter};
 
 /// Unit of offsets and lengths: each is a multiple of it.
 pub const BLOCK_BYTES: u64 = 4096;
@@ -268,11 +276,31 @@ pub trait Device: Send + Sync {
     fn needs_stable_writes(&self) -> bool {
         false
     }
-    /// Returns the descriptor that io_uring uses for transfers, or `None` for a device that has only the blocking calls (a
-    /// simulated one).
+    /// Returns the descriptor that io_uring uses for transfers, if there is one.
     fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>>;
+    /// Returns the device's own transfers, if it has no descriptor and performs them by itself.
+    fn asynchronous(&self) -> Option<&dyn Asynchronous> {
+        None
+    }
+    /// Returns whether the device has only the blocking calls, as a simulated one. A queue to it needs threads.
+    fn is_blocking_only(&self) -> bool {
+        self.queue_fd().is_none() && self.asynchronous().is_none()
+    }
     /// Returns one line for logs and `jericho stat`: the kind, direct or buffered, and whether and why io_uring is not used.
     fn describe(&self) -> String;
+}
+
+/// Transfers that a device performs by itself, without a thread that waits.
+pub trait Asynchronous {
+    /// Begins a transfer whose range and memory are valid. Calls `end` once, from any thread, perhaps before it returns. Uses the
+    /// memory until then.
+    fn begin(&self, transfer: Transfer, end: Arc<dyn Finish>);
+}
+
+/// Takes the ends of transfers. Never blocks.
+pub trait Finish: Send + Sync {
+    /// Takes the end of a transfer.
+    fn finish(&self, completion: Completion);
 }
 
 /// Direction of a transfer.

@@ -80,6 +80,18 @@ pub enum OpenError {
         /// Size of the device's sectors.
         sector_bytes: u32,
     },
+    /// The host of a remote device does not answer.
+    #[error("{why}")]
+    Unreachable {
+        /// Names the device, and says what to do.
+        why: String,
+    },
+    /// A remote device cannot be used.
+    #[error("{why}")]
+    Refused {
+        /// Names the device and the cause.
+        why: String,
+    },
     /// Another error.
     #[error("{}: cannot {action}: {source}", .path.display())]
     Io {

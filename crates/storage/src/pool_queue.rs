@@ -18,10 +18,8 @@ use jericho_sys::{errno, service};
 
 use crate::QueueError;
 use crate::aligned::AlignedBuffer;
-use crate::transfer::{check, length_bytes, operation};
-use crate::{
-    Cause, Completion, Device, Devices, Direction, IoError, Queue, Segment, Transfer, Wake,
-};
+use crate::transfer::{check, gather, length_bytes, operation, scatter};
+use crate::{Cause, Completion, Device, Devices, Direction, IoError, Queue, Transfer, Wake};
 
 /// Maximum number of threads. More threads would only wait for the same devices.
 const THREADS_MAX: u32 = 8;
@@ -171,10 +169,6 @@ impl Pool {
 fn run(device: &dyn Device, transfer: &Transfer, buffer: &mut [u8]) -> Result<(), IoError> {
     let total = length_bytes(transfer);
     let mut done = 0u64;
-    let mut cursor = Cursor {
-        segments: &transfer.segments,
-        offset: 0,
-    };
     while done < total {
         let length = (total - done).min(buffer.len() as u64) as usize;
         let piece = &mut buffer[..length];
@@ -182,48 +176,16 @@ fn run(device: &dyn Device, transfer: &Transfer, buffer: &mut [u8]) -> Result<()
         match transfer.direction {
             Direction::Read => {
                 device.read_at(offset_bytes, piece)?;
-                cursor.advance(length, |segment, offset, range| {
-                    segment.mapping.copy_in(offset, &piece[range]);
-                });
+                scatter(&transfer.segments, done as usize, piece);
             }
             Direction::Write => {
-                cursor.advance(length, |segment, offset, range| {
-                    segment.mapping.copy_out(offset, &mut piece[range]);
-                });
+                gather(&transfer.segments, done as usize, piece);
                 device.write_at(offset_bytes, piece)?;
             }
         }
         done += length as u64;
     }
     Ok(())
-}
-
-/// A position in a list of segments.
-struct Cursor<'a> {
-    segments: &'a [Segment],
-    /// Offset in the first of `segments`.
-    offset: usize,
-}
-
-impl Cursor<'_> {
-    /// Visits the next `length` bytes. Passes the segment, the offset in its mapping and the range within the `length` bytes.
-    fn advance(
-        &mut self,
-        length: usize,
-        mut visit: impl FnMut(&Segment, usize, std::ops::Range<usize>),
-    ) {
-        let mut done = 0;
-        while let Some(segment) = self.segments.first().filter(|_| done < length) {
-            let part = (segment.len - self.offset).min(length - done);
-            visit(segment, segment.offset + self.offset, done..done + part);
-            done += part;
-            self.offset += part;
-            if self.offset == segment.len {
-                self.segments = &self.segments[1..];
-                self.offset = 0;
-            }
-        }
-    }
 }
 
 impl Queue for PoolQueue {

@@ -19,9 +19,9 @@ impl Wake for Doorbell {
 
 /// Opens a queue to `devices` with at most `depth` transfers (at least 1) in flight. Further transfers wait inside the queue.
 ///
-/// Transfers may also go to devices that are appended to the list later. If the queue uses io_uring, these must have a descriptor.
+/// Transfers may also go to devices that are appended to the list later. If the queue uses io_uring, these must not be blocking only.
 ///
-/// Uses io_uring when every device has a descriptor and the kernel allows it. Otherwise uses a few threads that make blocking
+/// Uses io_uring when no device is blocking only and the kernel allows it. Otherwise uses a few threads that make blocking
 /// calls, which costs more CPU. Registers `buffers` with the io_uring instance, so that the kernel need not pin their pages for
 /// each transfer. `buffers` should be the memory that most transfers use. The caller populates it first, and punches no holes into
 /// it while the queue is open. If the kernel refuses the registration (RLIMIT_MEMLOCK), transfers work without it. The choice is
@@ -32,7 +32,7 @@ pub fn open_queue(
     depth: u32,
 ) -> Result<Box<dyn Queue>, QueueError> {
     let devices = &devices.into();
-    if let Some(device) = devices.iter().find(|device| device.queue_fd().is_none()) {
+    if let Some(device) = devices.iter().find(|device| device.is_blocking_only()) {
         let why = format!("{} supports only blocking calls", device.name());
         return open_threads(devices, depth, why);
     }
@@ -49,7 +49,7 @@ pub fn open_queue(
 }
 
 /// Opens a queue for an owner that sleeps elsewhere. Completions ring `doorbell` while the owner sleeps, and the owner calls
-/// `Queue::wait` only with a timeout of zero. Fails if io_uring is refused, or a device has no descriptor (EOPNOTSUPP).
+/// `Queue::wait` only with a timeout of zero. Fails if io_uring is refused, or a device is blocking only (EOPNOTSUPP).
 pub fn open_signalling_queue(
     devices: &Devices,
     depth: u32,
@@ -59,7 +59,7 @@ pub fn open_signalling_queue(
         action: "use io_uring",
         source,
     };
-    if devices.iter().any(|device| device.queue_fd().is_none()) {
+    if devices.iter().any(|device| device.is_blocking_only()) {
         return Err(refused(io::Error::from_raw_os_error(errno::EOPNOTSUPP)));
     }
     match RingQueue::open_signalling(devices, depth, doorbell) {

@@ -11,15 +11,16 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use jericho_sys::doorbell::Doorbell;
+use jericho_sys::doorbell::{Doorbell, Signal};
 use jericho_sys::errno;
 use jericho_sys::memory::Mapping;
 use jericho_sys::uring::{Completed, Operation, PushError, Request, Ring};
 
 use crate::bounce::Bounce;
+use crate::elsewhere::Elsewhere;
 use crate::handle::{SECTOR_BYTES, stopped_error};
-use crate::transfer::{check, length_bytes};
-use crate::{Cause, Completion, Device, Devices, Direction, Queue, Transfer, Wake};
+use crate::transfer::{check, length_bytes, operation};
+use crate::{Cause, Completion, Device, Devices, Direction, IoError, Queue, Transfer, Wake};
 
 /// Number of transfers that `submit` collects before it starts them. Starting each alone costs a system call each. Leaving all to
 /// `wait` lets the device run dry while the owner handles completions, which costs a tenth of the random reads per second at depth
@@ -44,6 +45,8 @@ pub(crate) struct RingQueue {
     unstarted: u32,
     /// Empty between calls; kept for its allocation.
     completed: Vec<Completed>,
+    /// The transfers of devices without a descriptor.
+    elsewhere: Elsewhere,
 }
 
 impl RingQueue {
@@ -52,6 +55,15 @@ impl RingQueue {
         devices: &Devices,
         buffers: &[Arc<Mapping>],
         depth: u32,
+    ) -> io::Result<RingQueue> {
+        RingQueue::new(devices, buffers, depth, None)
+    }
+
+    fn new(
+        devices: &Devices,
+        buffers: &[Arc<Mapping>],
+        depth: u32,
+        signal: Option<Signal>,
     ) -> io::Result<RingQueue> {
         let doorbell = Arc::new(Doorbell::new()?);
         let (ring, registration) = open_ring(devices, buffers, depth, &doorbell)?;
@@ -69,6 +81,7 @@ impl RingQueue {
             buffers: buffers.to_vec(),
             registration,
             depth,
+            elsewhere: Elsewhere::new(Arc::clone(&doorbell), signal),
             doorbell,
             bounce: Bounce::default(),
             backlog: VecDeque::new(),
@@ -85,7 +98,8 @@ impl RingQueue {
         depth: u32,
         doorbell: &Doorbell,
     ) -> io::Result<RingQueue> {
-        let queue = RingQueue::open(devices, &[], depth)?;
+        let signal = Some(doorbell.signal()?);
+        let queue = RingQueue::new(devices, &[], depth, signal)?;
         queue.ring.signal(doorbell)?;
         Ok(queue)
     }
@@ -200,10 +214,33 @@ impl RingQueue {
         while self.ring.files() <= index {
             let device = self.devices.get(self.ring.files());
             let fd = device.and_then(|device| device.queue_fd());
-            let fd = fd.ok_or(io::Error::from_raw_os_error(errno::EOPNOTSUPP))?;
             self.ring.add_file(fd)?;
         }
         Ok(())
+    }
+
+    /// Returns the device of a checked transfer if it has no descriptor.
+    fn without_descriptor(&self, transfer: &Transfer) -> Option<Arc<dyn Device>> {
+        let device = self.devices.get(usize::from(transfer.device))?;
+        device.queue_fd().is_none().then(|| Arc::clone(device))
+    }
+
+    /// Has a device without a descriptor perform a checked transfer.
+    fn begin_elsewhere(&mut self, device: &dyn Device, transfer: Transfer) {
+        let failed = Completion {
+            tag: transfer.tag,
+            result: Err(IoError {
+                operation: operation(transfer.direction),
+                device: device.name(),
+                offset_bytes: transfer.offset_bytes,
+                length_bytes: length_bytes(&transfer),
+                cause: Cause::Errno(errno::EOPNOTSUPP),
+            }),
+        };
+        // A device that was appended to the list later may have only blocking calls.
+        if !self.elsewhere.begin(device, transfer) {
+            self.completed_early.push(failed);
+        }
     }
 
     fn stopped(&self, request: &Request, cause: Cause) -> Completion {
@@ -250,8 +287,7 @@ fn open_ring(
     doorbell: &Arc<Doorbell>,
 ) -> io::Result<(Ring, Registration)> {
     // The list may grow meanwhile: the ring gets later devices when a transfer needs them.
-    let files: Option<Vec<BorrowedFd<'_>>> = devices.iter().map(|d| d.queue_fd()).collect();
-    let files = files.ok_or(io::Error::from_raw_os_error(errno::EOPNOTSUPP))?;
+    let files: Vec<Option<BorrowedFd<'_>>> = devices.iter().map(|d| d.queue_fd()).collect();
     let mut ring = Ring::new(depth, &files, Arc::clone(doorbell))?;
     let registration = ring.register_buffers(buffers);
     Ok((ring, registration))
@@ -271,6 +307,8 @@ impl Queue for RingQueue {
                 tag,
                 result: Ok(()),
             });
+        } else if let Some(device) = self.without_descriptor(&transfer) {
+            self.begin_elsewhere(&*device, transfer);
         } else {
             let request = Request {
                 tag,
@@ -308,6 +346,7 @@ impl Queue for RingQueue {
         loop {
             self.refill();
             completions.append(&mut self.completed_early);
+            self.elsewhere.take(completions);
             let left = if completions.len() > before {
                 Some(Duration::ZERO)
             } else {
@@ -333,6 +372,7 @@ impl Queue for RingQueue {
                 // kernel still writes to.
                 panic!("an I/O queue cannot enter the kernel: {error}")
             });
+            self.elsewhere.take(completions);
             if completions.len() > before || rung || left == Some(Duration::ZERO) {
                 break;
             }

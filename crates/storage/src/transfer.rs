@@ -1,6 +1,9 @@
 //! The checks of a transfer, for both kinds of queues.
 
+use std::ops::Range;
+
 use jericho_sys::errno;
+use jericho_sys::memory::Segment;
 
 use crate::handle::is_in_range;
 use crate::{BLOCK_BYTES, Cause, Devices, Direction, IoError, Transfer};
@@ -61,4 +64,42 @@ pub(crate) fn check(transfer: &Transfer, devices: &Devices) -> Result<(), IoErro
         return refuse(errno::EROFS);
     }
     Ok(())
+}
+
+/// Copies bytes from the memory of a transfer, beginning `at` bytes after its start. The bytes may be torn if a program writes them meanwhile.
+/// Panics when the memory ends before.
+pub fn gather(segments: &[Segment], at: usize, out: &mut [u8]) {
+    visit(segments, at, out.len(), |segment, offset, range| {
+        segment.mapping.copy_out(offset, &mut out[range]);
+    });
+}
+
+/// Copies bytes into the memory of a transfer, beginning `at` bytes after its start. Panics when the memory ends before.
+pub fn scatter(segments: &[Segment], at: usize, bytes: &[u8]) {
+    visit(segments, at, bytes.len(), |segment, offset, range| {
+        segment.mapping.copy_in(offset, &bytes[range]);
+    });
+}
+
+/// Visits `length` bytes, by the offset in a segment's mapping and the range within the bytes.
+fn visit(
+    segments: &[Segment],
+    mut at: usize,
+    length: usize,
+    mut piece: impl FnMut(&Segment, usize, Range<usize>),
+) {
+    let mut done = 0;
+    for segment in segments {
+        if at >= segment.len {
+            at -= segment.len;
+            continue;
+        }
+        let part = (segment.len - at).min(length - done);
+        if part == 0 {
+            break;
+        }
+        piece(segment, segment.offset + at, done..done + part);
+        (done, at) = (done + part, 0);
+    }
+    assert_eq!(done, length, "the memory of a transfer ends");
 }

@@ -38,6 +38,18 @@ pub struct Doorbell {
     eventfd: OwnedFd,
 }
 
+/// Makes the eventfd of a doorbell readable, at the cost of a system call even if the owner is awake. See `Doorbell::signal`.
+#[derive(Debug)]
+pub struct Signal(OwnedFd);
+
+impl Signal {
+    /// Makes the eventfd readable.
+    pub fn send(&self) {
+        // As in `ring`, nothing can fail.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
 impl Doorbell {
     /// Creates a doorbell that was not rung. Fails with EMFILE, ENFILE or ENOMEM.
     pub fn new() -> io::Result<Doorbell> {
@@ -56,6 +68,12 @@ impl Doorbell {
             // EAGAIN would mean a counter near 2^64, which is readable as well. Nothing else can fail.
             let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
         }
+    }
+
+    /// Returns a handle that makes the eventfd readable, as the completions of a ring do (`Ring::signal`). So it ends a wait that watches the
+    /// eventfd, and no `sleep`. Fails with EMFILE.
+    pub fn signal(&self) -> io::Result<Signal> {
+        Ok(Signal(self.eventfd.try_clone()?))
     }
 
     /// Declares that the owner is about to sleep. Returns false when the doorbell was rung since the last `disarm`: the owner

@@ -1,6 +1,6 @@
 //! Packet sockets: frames of one Ethertype on one network interface (packet(7)).
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -249,6 +249,51 @@ impl AsFd for PacketSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Returns the Ethernet interfaces of this network namespace that are up, by name and MTU. sysfs may show those of another namespace.
+pub fn interfaces() -> io::Result<Vec<(String, usize)>> {
+    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
+    // SAFETY: the call takes numbers only.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `fd` is a descriptor that nothing else owns.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: the call takes nothing.
+    let list = unsafe { libc::if_nameindex() };
+    if list.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    let mut names = Vec::new();
+    let mut entry = list;
+    // SAFETY: the list ends with an entry whose index is 0, and each earlier entry has a string that ends in a zero.
+    unsafe {
+        while (*entry).if_index != 0 {
+            names.push(CStr::from_ptr((*entry).if_name).to_owned());
+            entry = entry.add(1);
+        }
+        libc::if_freenameindex(list);
+    }
+    // An interface that is gone meanwhile is left out.
+    let usable = |name: CString| {
+        let name = name.into_string().ok()?;
+        let flags = request(&fd, &name, libc::SIOCGIFFLAGS).ok()?;
+        let address = request(&fd, &name, libc::SIOCGIFHWADDR).ok()?;
+        let mtu = request(&fd, &name, libc::SIOCGIFMTU).ok()?;
+        // SAFETY: the requests have filled these members of the unions.
+        let (flags, kind, mtu) = unsafe {
+            (
+                i32::from(flags.ifr_ifru.ifru_flags),
+                address.ifr_ifru.ifru_hwaddr.sa_family,
+                mtu.ifr_ifru.ifru_mtu,
+            )
+        };
+        let is_usable = flags & libc::IFF_UP != 0 && kind == libc::ARPHRD_ETHER;
+        is_usable.then_some((name, mtu.max(0) as usize))
+    };
+    Ok(names.into_iter().filter_map(usable).collect())
 }
 
 /// Socket option of SOL_PACKET (linux/if_packet.h), which the crate `libc` lacks for some targets.

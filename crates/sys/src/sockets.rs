@@ -3,7 +3,10 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use rustix::net::{Shutdown, shutdown, sockopt};
+use rustix::net::{
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown,
+    socket_with, sockopt,
+};
 
 /// Ends listening: accept(2) in other threads, and later calls of it, fail with EINVAL. The descriptor stays open.
 pub fn end_listening(listener: impl AsFd) -> io::Result<()> {
@@ -13,6 +16,20 @@ pub fn end_listening(listener: impl AsFd) -> io::Result<()> {
 /// Makes the kernel probe an idle TCP connection, so that it fails after some hours if the other host has gone: SO_KEEPALIVE.
 pub fn keep_alive(socket: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_keepalive(socket, true)?)
+}
+
+/// Returns the process that listens at an abstract name of this network namespace (unix(7)). Returns `None` if no process does, if it
+/// cannot be seen, or if it takes no connections.
+pub fn listener_at(abstract_name: &[u8]) -> Option<u32> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+    let address = SocketAddrUnix::new_abstract_name(abstract_name).ok()?;
+    connect(&socket, &address).ok()?;
+    let listener = sockopt::socket_peercred(&socket).ok()?;
+    // Another namespace's process has the id 0 here.
+    u32::try_from(listener.pid.as_raw_pid())
+        .ok()
+        .filter(|pid| *pid != 0)
 }
 
 #[cfg(test)]

@@ -104,7 +104,8 @@ pub struct Ring {
     ring: IoUring,
     slots: Vec<RingSlot>,
     free: Vec<u32>,
-    files: Vec<OwnedFd>,
+    /// A place without a file keeps the numbers of the others.
+    files: Vec<Option<OwnedFd>>,
     /// Number of files, the first ones, that are registered.
     files_registered: usize,
     registered: Vec<RegisteredMapping>,
@@ -120,9 +121,13 @@ unsafe impl Send for Ring {}
 
 impl Ring {
     /// Creates a ring for at most `depth` operations in flight (clamped to 1..=`DEPTH_LIMIT`) on `files`, which it duplicates.
-    /// `doorbell` ends its waits. Fails with EPERM or ENOSYS where io_uring is forbidden or missing, with ENOMEM where locked
+    /// A place without a file takes no operation. `doorbell` ends its waits. Fails with EPERM or ENOSYS where io_uring is forbidden or missing, with ENOMEM where locked
     /// memory is limited, and with EMFILE.
-    pub fn new(depth: u32, files: &[BorrowedFd<'_>], doorbell: Arc<Doorbell>) -> io::Result<Ring> {
+    pub fn new(
+        depth: u32,
+        files: &[Option<BorrowedFd<'_>>],
+        doorbell: Arc<Doorbell>,
+    ) -> io::Result<Ring> {
         let depth = depth.clamp(1, DEPTH_LIMIT);
         let (ring, single_issuer) = build(depth + 1)?;
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
@@ -131,9 +136,11 @@ impl Ring {
         }
         let files = files
             .iter()
-            .map(|fd| fd.try_clone_to_owned())
+            .map(|fd| fd.map(|fd| fd.try_clone_to_owned()).transpose())
             .collect::<io::Result<Vec<_>>>()?;
-        let raw: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
+        // The kernel takes -1 for a place without a file.
+        let number = |file: &Option<OwnedFd>| file.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let raw: Vec<RawFd> = files.iter().map(number).collect();
         // Registered files save a reference count per operation. If the kernel refuses (RLIMIT_NOFILE), the ring uses plain
         // descriptors.
         let is_registered = !raw.is_empty() && ring.submitter().register_files(&raw).is_ok();
@@ -199,13 +206,14 @@ impl Ring {
         self.ring.submitter().register_eventfd(eventfd)
     }
 
-    /// Appends a file to the ring's list, which duplicates it. The ring does not register the file.
-    pub fn add_file(&mut self, file: BorrowedFd<'_>) -> io::Result<()> {
-        self.files.push(file.try_clone_to_owned()?);
+    /// Appends a file, or a place without one, to the ring's list, which duplicates it. The ring does not register the file.
+    pub fn add_file(&mut self, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let file = file.map(|fd| fd.try_clone_to_owned()).transpose()?;
+        self.files.push(file);
         Ok(())
     }
 
-    /// Returns the number of the ring's files.
+    /// Returns the number of places in the ring's list of files.
     pub fn files(&self) -> usize {
         self.files.len()
     }
@@ -227,7 +235,11 @@ impl Ring {
 
     /// Queues a request. The next `wait` or `start` starts it.
     pub fn push(&mut self, request: Request) -> Result<(), PushError> {
-        if !self.is_valid(&request) {
+        let file = self.files.get(request.file as usize);
+        let Some(descriptor) = file.and_then(|file| file.as_ref().map(AsRawFd::as_raw_fd)) else {
+            return Err(PushError::Invalid(request));
+        };
+        if !is_valid(&request) {
             return Err(PushError::Invalid(request));
         }
         let Some(index) = self.free.pop() else {
@@ -239,7 +251,7 @@ impl Ring {
         let file = if is_registered {
             request.file as RawFd // the index of an existing file: small
         } else {
-            self.files[request.file as usize].as_raw_fd()
+            descriptor
         };
         let buffer = fixed_buffer(&self.registered, &request, &slot.iovecs);
         let entry = entry(file, is_registered, &request, &slot.iovecs, buffer);
@@ -370,29 +382,27 @@ impl Ring {
             completed.push(Completed { request, result });
         }
     }
+}
 
-    fn is_valid(&self, request: &Request) -> bool {
-        if request.file as usize >= self.files.len() {
+/// Returns whether the memory of a request is in bounds and may be used.
+fn is_valid(request: &Request) -> bool {
+    if request.operation == Operation::SyncData {
+        return request.segments.is_empty();
+    }
+    let mut total = 0usize;
+    for segment in &request.segments {
+        let end = segment.offset.checked_add(segment.len);
+        if end.is_none_or(|end| end > segment.mapping.len())
+            || (request.operation == Operation::Read && !segment.mapping.is_writable())
+        {
             return false;
         }
-        if request.operation == Operation::SyncData {
-            return request.segments.is_empty();
+        match total.checked_add(segment.len) {
+            Some(sum) => total = sum,
+            None => return false,
         }
-        let mut total = 0usize;
-        for segment in &request.segments {
-            let end = segment.offset.checked_add(segment.len);
-            if end.is_none_or(|end| end > segment.mapping.len())
-                || (request.operation == Operation::Read && !segment.mapping.is_writable())
-            {
-                return false;
-            }
-            match total.checked_add(segment.len) {
-                Some(sum) => total = sum,
-                None => return false,
-            }
-        }
-        request.done_bytes < total
     }
+    request.done_bytes < total
 }
 
 impl Drop for Ring {

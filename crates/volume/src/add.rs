@@ -22,7 +22,7 @@ use jericho_format::label::LabelState;
 use jericho_format::superblock::{
     CHUNKS_MAX, ChunkEntry, DEVICES_MAX, REGIONS_MAX, SLICES_MAX, SliceEntry, Superblock,
 };
-use jericho_storage::{Device, IoError, absent_device};
+use jericho_storage::{Device, IoError, absent_device, remote_host};
 
 use crate::error::VolumeError;
 use crate::format::{Summary, device_entry};
@@ -206,6 +206,7 @@ pub fn add_device(
         name: device.name(),
         blocks: device.size_bytes() / PAGE_BYTES,
         node: device.home_node(),
+        host: remote_host(path).map(Into::into),
     };
     volume.superblocks().settle()?;
     let mut planned = plan(volume, &space, Some(path), slices)?;

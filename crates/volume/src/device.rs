@@ -1,10 +1,10 @@
-//! Opens one device of a volume by its path.
+//! Opens one device of a volume by its path or name.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
-use jericho_storage::{Device, OpenOptions, open_device};
+use jericho_storage::{Device, OpenError, OpenOptions, is_remote, open_device};
 
 use crate::error::VolumeError;
 
@@ -53,6 +53,13 @@ pub(crate) fn inspect(path: &Path) -> Result<std::fs::Metadata, VolumeError> {
 }
 
 pub(crate) fn open_path(path: &Path, mode: OpenMode) -> Result<Arc<dyn Device>, VolumeError> {
+    let options = OpenOptions {
+        read_only: mode.read_only,
+        ..OpenOptions::default()
+    };
+    if is_remote(path) {
+        return open_with(path, options);
+    }
     let metadata = inspect(path)?;
     // Root could write to the file, but its permissions say that it must not change.
     if !mode.read_only && metadata.is_file() && metadata.permissions().readonly() {
@@ -61,9 +68,12 @@ pub(crate) fn open_path(path: &Path, mode: OpenMode) -> Result<Arc<dyn Device>, 
     if metadata.is_file() && metadata.len() < PAGE_BYTES {
         return Err(VolumeError::NotAVolume(path.to_string_lossy().into()));
     }
-    let options = OpenOptions {
-        read_only: mode.read_only,
-        ..OpenOptions::default()
-    };
-    open_device(path, options).map_err(|e| VolumeError::Open(e.to_string()))
+    open_with(path, options)
+}
+
+pub(crate) fn open_with(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, VolumeError> {
+    open_device(path, options).map_err(|error| match error {
+        OpenError::Unreachable { .. } => VolumeError::Unreachable(error.to_string()),
+        error => VolumeError::Open(error.to_string()),
+    })
 }

@@ -133,6 +133,9 @@ pub enum VolumeError {
         /// Path when the volume was formatted.
         path: PathBuf,
     },
+    /// The host of a remote device does not answer.
+    #[error("{0}")]
+    Unreachable(String),
     /// Two files or two block devices have the same label, and the user has not said which one to use.
     #[error(
         "{one} and {other} are the same device (number {index}) of one volume, so one of them is a copy, and using parts of both would destroy the volume; name each device but the first with --device, or move the copy away"
@@ -183,6 +186,16 @@ pub enum VolumeError {
     /// The user asked for 0 slices.
     #[error("a volume needs at least 1 slice; leave --slices out for one per node")]
     NoSlices,
+    /// The devices are on more hosts than there are slices.
+    #[error(
+        "the devices are on {hosts} hosts, and a slice is on one host: {asked} slices are too few; leave --slices out, or give at least --slices {hosts}"
+    )]
+    TooFewSlices {
+        /// Requested number.
+        asked: usize,
+        /// Hosts that have devices of the volume.
+        hosts: usize,
+    },
     /// The user asked for too many slices.
     #[error("{asked} slices are too many; a volume has at most {most}")]
     TooManySlices {

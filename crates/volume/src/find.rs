@@ -6,6 +6,9 @@
 //! until a label matches, because other programs may be using them. Two files with one label, or two block devices, are copies: the search
 //! does not choose between them, unless the user names one. A member of a stacked device (device mapper, md) has the label of the stack,
 //! and is no copy.
+//!
+//! A device of another host is only where the user says, or at the name that it had when the volume was formatted: the files and devices of
+//! this host may be those that another host serves.
 
 use std::collections::HashSet;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -14,7 +17,7 @@ use std::sync::Arc;
 
 use jericho_format::label::LabelState;
 use jericho_format::superblock::DeviceEntry;
-use jericho_storage::Device;
+use jericho_storage::{Device, is_remote};
 
 use crate::device::{OpenMode, open_path};
 use crate::error::VolumeError;
@@ -76,6 +79,22 @@ pub(crate) fn device(wanted: &Wanted, mode: OpenMode) -> Result<Arc<dyn Device>,
         return Ok(device);
     }
     let hint = path_of(entry);
+    for name in wanted.others.iter().filter(|other| is_remote(other)) {
+        // Another device of the volume may be there.
+        match search.open_remote(name) {
+            Ok(Some(device)) => return Ok(device),
+            Ok(None) => {}
+            Err(error @ VolumeError::Unreachable(_)) => tracing::warn!("{error}"),
+            Err(error) => return Err(error),
+        }
+    }
+    if is_remote(&hint) {
+        let missing = VolumeError::DeviceMissing {
+            index: wanted.index,
+            path: hint.clone(),
+        };
+        return search.open_remote(&hint)?.ok_or(missing);
+    }
     let beside = hint.file_name().map(|name| first.with_file_name(name));
     let likely: Vec<PathBuf> = [hint.clone()].into_iter().chain(beside).collect();
     let matches = search.matches(likely.iter().cloned());
@@ -117,6 +136,16 @@ pub(crate) fn device(wanted: &Wanted, mode: OpenMode) -> Result<Arc<dyn Device>,
 }
 
 impl Search {
+    /// Opens a device of another host, if its label is right.
+    fn open_remote(&self, name: &Path) -> Result<Option<Arc<dyn Device>>, VolumeError> {
+        let device = open_path(name, self.mode)?;
+        let is_it = match read_label(&*device)? {
+            LabelState::Valid(label) => label.device_uuid == self.uuid,
+            _ => false,
+        };
+        Ok(is_it.then_some(device))
+    }
+
     /// Returns the paths whose label is right, without those that were seen before under another name.
     fn matches(&mut self, paths: impl IntoIterator<Item = PathBuf>) -> Vec<Match> {
         let mut matches = Vec::new();

@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::superblock::{DEVICES_MAX, DeviceEntry, NO_NODE, SLICES_MAX, Superblock};
-use jericho_storage::{BLOCK_BYTES, Device};
+use jericho_storage::{BLOCK_BYTES, Device, remote_host};
 use zerocopy::FromZeros;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
@@ -27,7 +27,7 @@ use crate::volume::Volume;
 pub struct FormatOptions {
     /// Size of each regular file in bytes. `None` keeps the file's size.
     pub size_bytes: Option<u64>,
-    /// Number of slices. `None` means one for each of `nodes`, at least one.
+    /// Number of slices. `None` means one for each of `nodes`, but at least one for each host that has devices.
     pub slices: Option<u16>,
     /// Nodes that are assigned to the slices in turn. If empty, the slices have no node.
     pub nodes: Vec<u32>,
@@ -102,7 +102,7 @@ pub(crate) fn check_plan(
     check_counts(spaces.len(), options)?;
     let slices = match options.slices {
         Some(slices) => usize::from(slices),
-        None => options.nodes.len().max(1),
+        None => options.nodes.len().max(layout::hosts(spaces)),
     };
     let node = |slice: usize| match options.nodes.len() {
         0 => None,
@@ -132,6 +132,7 @@ pub(crate) fn prepare(
                 .copied()
                 .flatten()
                 .or(device.home_node()),
+            host: remote_host(Path::new(&*device.name())).map(Into::into),
         })
         .collect();
     let mut superblock = check_plan(&spaces, options)?;

@@ -12,11 +12,11 @@ use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::superblock::FLAG_PREALLOCATED;
-use jericho_storage::{AlignedBuffer, Device, IoError, OpenOptions, open_device};
+use jericho_storage::{AlignedBuffer, Device, IoError, OpenOptions, is_remote, remote_host};
 use jericho_sys::block::{holes, punch_hole};
 
 use crate::add::{self, AddError, Added};
-use crate::device::{OpenMode, inspect, open_path};
+use crate::device::{OpenMode, inspect, open_path, open_with};
 use crate::error::VolumeError;
 use crate::foreign;
 use crate::format::{FormatOptions, Summary, check_counts, check_plan, prepare, write};
@@ -60,6 +60,15 @@ pub fn format(
     let mut locks: Vec<VolumeLock> = Vec::new();
     let mut seen = Vec::new();
     for path in paths {
+        if is_remote(path) {
+            if targets.iter().any(|t: &Target| t.path == *path) {
+                return Err(VolumeError::Twice(path.clone()));
+            }
+            let (lock, locked) = lock_target(path, options)?;
+            locks.push(lock);
+            targets.push(locked);
+            continue;
+        }
         let mut target = inspect_target(path, options)?;
         if !target.new {
             let identity = std::fs::metadata(path).map(|m| (m.dev(), m.ino()));
@@ -104,6 +113,9 @@ fn system<'p>(
 
 /// Checks the file or device at a path, without changing it.
 fn inspect_target(path: &Path, options: &FormatOptions) -> Result<Target, VolumeError> {
+    if is_remote(path) {
+        return inspect_remote(path, options);
+    }
     let no_size = || VolumeError::NoSize(path.into());
     let metadata = match inspect(path) {
         Err(VolumeError::Missing(_)) => {
@@ -140,20 +152,11 @@ fn inspect_target(path: &Path, options: &FormatOptions) -> Result<Target, Volume
             read_only: true,
             ..OpenOptions::default()
         };
-        let device = open_device(path, read_only).map_err(|e| VolumeError::Open(e.to_string()))?;
+        let device = open_with(path, read_only)?;
         node = device.home_node();
         bytes = device.size_bytes();
         if !options.force {
-            let mut what = foreign::recognise(&*device)?;
-            if what.is_none() && is_file && foreign::holds_data(&*device)? {
-                what = Some("data that is not a volume".into());
-            }
-            if let Some(what) = what {
-                return Err(VolumeError::InUse {
-                    path: path.to_string_lossy().into(),
-                    what,
-                });
-            }
+            refuse_contents(path, &*device, is_file)?;
         }
     }
     let old_bytes = metadata.len();
@@ -177,6 +180,40 @@ fn inspect_target(path: &Path, options: &FormatOptions) -> Result<Target, Volume
         bytes,
         node,
     })
+}
+
+/// Checks a device of another host, without changing it.
+fn inspect_remote(path: &Path, options: &FormatOptions) -> Result<Target, VolumeError> {
+    let device = open_path(path, OpenMode::READ)?;
+    if !options.force {
+        refuse_contents(path, &*device, false)?;
+    }
+    Ok(Target {
+        path: path.into(),
+        new: false,
+        is_created: Cell::new(false),
+        is_file: false,
+        old_bytes: 0,
+        old_stored_bytes: 0,
+        old_holes: vec![],
+        bytes: device.size_bytes(),
+        node: device.home_node(),
+    })
+}
+
+/// Refuses a device that holds something.
+fn refuse_contents(path: &Path, device: &dyn Device, is_file: bool) -> Result<(), VolumeError> {
+    let mut what = foreign::recognise(device)?;
+    if what.is_none() && is_file && foreign::holds_data(device)? {
+        what = Some("data that is not a volume".into());
+    }
+    match what {
+        None => Ok(()),
+        Some(what) => Err(VolumeError::InUse {
+            path: path.to_string_lossy().into(),
+            what,
+        }),
+    }
 }
 
 /// Locks an existing target, and inspects it again: another process may have formatted it before.
@@ -238,7 +275,7 @@ fn open_target(
         home_node: options.device_nodes.get(index).copied().flatten(),
         ..OpenOptions::default()
     };
-    let device = open_device(&target.path, open).map_err(|e| VolumeError::Open(e.to_string()))?;
+    let device = open_with(&target.path, open)?;
     let lock = target.new.then(|| lock_new(&target.path, &*device));
     let lock = lock.transpose();
     let is_ours = !matches!(
@@ -248,7 +285,10 @@ fn open_target(
     target.is_created.set(target.new && is_ours);
     // Stores the path of a link instead of its target: a link in /dev/disk/by-id stays valid, while the device name that it
     // points to may change.
-    let path = std::path::absolute(&target.path).map_err(system("find", &target.path))?;
+    let path = match is_remote(&target.path) {
+        true => target.path.clone(),
+        false => std::path::absolute(&target.path).map_err(system("find", &target.path))?,
+    };
     Ok(OpenTarget {
         device,
         path,
@@ -364,6 +404,7 @@ impl Target {
             name: self.path.to_string_lossy().into(),
             blocks: self.bytes / PAGE_BYTES,
             node: node.or(self.node),
+            host: remote_host(&self.path).map(Into::into),
         }
     }
 

@@ -144,6 +144,7 @@ mod tests {
                 name: "d".into(),
                 blocks: mib * MIB,
                 node: None,
+                host: None,
             })
             .collect();
         for (index, mib) in sizes.iter().enumerate() {

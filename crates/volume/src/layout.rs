@@ -1,9 +1,10 @@
 //! Divides the devices of a new volume: head, journals and first metadata chunks, and the slices.
 //!
 //! A slice is on a device of its own node if there is one. Slices on the same device share it evenly. A device without a slice
-//! is added to a slice, of its node if possible. Each slice has its journal and its metadata store on its first device. Small slices
+//! is added to a slice of its host, of its node if possible. Each host that has a device has a slice, so that a slice depends on one host. Each slice has its journal and its metadata store on its first device. Small slices
 //! share those of slice 0. No I/O.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
@@ -36,6 +37,14 @@ pub(crate) struct Space {
     pub(crate) name: Arc<str>,
     pub(crate) blocks: u64,
     pub(crate) node: Option<u32>,
+    /// The other host that has the device.
+    pub(crate) host: Option<Arc<str>>,
+}
+
+/// Returns the number of hosts that have devices.
+pub(crate) fn hosts(devices: &[Space]) -> usize {
+    let hosts: BTreeSet<_> = devices.iter().map(|device| &device.host).collect();
+    hosts.len()
 }
 
 /// Returns the number of blocks in a metadata chunk. Chunks are small enough not to waste a small volume, and large enough that
@@ -94,18 +103,23 @@ fn own_blocks(blocks: &[u64], room: &[u64], chunk_blocks: u64) -> Vec<Own> {
     blocks.iter().zip(room).map(own).collect()
 }
 
-/// Returns the device of each slice.
+/// Returns the device of each slice. There are at least as many slices as hosts.
 fn choose_devices(devices: &[Space], nodes: &[Option<u32>]) -> Vec<usize> {
     let mut count = vec![0usize; devices.len()];
     let mut chosen = Vec::with_capacity(nodes.len());
-    for node in nodes {
+    let mut without: BTreeSet<_> = devices.iter().map(|device| &device.host).collect();
+    for (slice, node) in nodes.iter().enumerate() {
+        // The last slices go to the hosts that have none.
+        let must_spread = nodes.len() - slice <= without.len();
+        let may = |d: &usize| !must_spread || without.contains(&devices[*d].host);
         let own = |d: &usize| node.is_some() && devices[*d].node == *node;
         let least = |candidates: &mut dyn Iterator<Item = usize>| {
             candidates.min_by_key(|d| (count[*d], *d))
         };
-        let device = least(&mut (0..devices.len()).filter(own))
-            .or_else(|| least(&mut (0..devices.len())))
+        let device = least(&mut (0..devices.len()).filter(may).filter(own))
+            .or_else(|| least(&mut (0..devices.len()).filter(may)))
             .unwrap_or(0);
+        without.remove(&devices[device].host);
         count[device] += 1;
         chosen.push(device);
     }
@@ -161,7 +175,9 @@ fn regions_of_slices(
     }
     for device in (0..devices.len()).filter(|d| slices_on(*d) == 0) {
         let node = devices[device].node;
+        let is_there = |slice: &usize| devices[device_of[*slice]].host == devices[device].host;
         let slice = (0..nodes.len())
+            .filter(is_there)
             .min_by_key(|s| (node.is_none() || nodes[*s] != node, regions[*s].len(), *s))
             .unwrap_or(0);
         let (first, blocks) = usable[device];
@@ -185,6 +201,12 @@ pub(crate) fn plan(
         return Err(VolumeError::TooManySlices {
             asked: nodes.len(),
             most: SLICES_MAX,
+        });
+    }
+    if nodes.len() < hosts(devices) {
+        return Err(VolumeError::TooFewSlices {
+            asked: nodes.len(),
+            hosts: hosts(devices),
         });
     }
     let volume_blocks: u64 = devices.iter().map(|d| d.blocks).sum();
@@ -321,6 +343,7 @@ mod tests {
             name: "d".into(),
             blocks: mib * 256,
             node: *node,
+            host: None,
         };
         of.iter().map(space).collect()
     }
@@ -343,6 +366,46 @@ mod tests {
                 .get()
         };
         assert_eq!([device(0), device(1), device(2)], [1, 0, 1]);
+    }
+
+    #[test]
+    fn each_host_has_a_slice_and_no_slice_is_on_two_hosts() {
+        let host = |index: usize| [None, Some("b"), Some("c")][index].map(Arc::from);
+        for hosts in [
+            vec![0, 1],
+            vec![0, 0, 1, 1],
+            vec![1, 0, 2],
+            vec![2],
+            vec![1, 1, 0],
+        ] {
+            let mut spaces = devices(&vec![(1024, None); hosts.len()]);
+            for (space, index) in spaces.iter_mut().zip(&hosts) {
+                (space.host, space.node) = (host(*index), Some(*index as u32));
+            }
+            for nodes in [
+                vec![None; 4],
+                vec![Some(0); 3],
+                vec![Some(1), Some(0)],
+                vec![None],
+            ] {
+                let mut s = Superblock::new();
+                let planned = plan(&mut s, &spaces, &nodes, None);
+                if nodes.len() < super::hosts(&spaces) {
+                    assert!(matches!(planned, Err(VolumeError::TooFewSlices { .. })));
+                    continue;
+                }
+                planned.unwrap();
+                let host_of = |region: &RegionEntry| &spaces[usize::from(region.device.get())].host;
+                let mut seen = BTreeSet::new();
+                for slice in &s.slices {
+                    let first = usize::from(slice.first_region.get());
+                    let of = &s.regions[first..first + usize::from(slice.regions.get())];
+                    assert!(of.iter().all(|region| host_of(region) == host_of(&of[0])));
+                    seen.insert(host_of(&of[0]));
+                }
+                assert_eq!(seen.len(), super::hosts(&spaces));
+            }
+        }
     }
 
     #[test]
@@ -415,6 +478,7 @@ mod tests {
             name: "d".into(),
             blocks: minimum_bytes / 4096,
             node: None,
+            host: None,
         }];
         plan(&mut Superblock::new(), &enough, &[None, None, None], None).unwrap();
     }

@@ -4,9 +4,9 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use jericho_storage::{Access, Claim, ClaimError, Device};
+use jericho_storage::{Access, Claim, ClaimError, Device, is_remote, remote_holder};
 
-use crate::device::{OpenMode, inspect};
+use crate::device::{OpenMode, inspect, open_path};
 use crate::error::VolumeError;
 use crate::labels::check_devices;
 use crate::volume::Volume;
@@ -31,7 +31,9 @@ impl fmt::Debug for VolumeLock {
 impl Volume {
     /// Locks only the device at `path`. Fails with `Locked`, which names the process that holds it.
     pub fn lock(path: &Path, mode: OpenMode) -> Result<VolumeLock, VolumeError> {
-        inspect(path)?;
+        if !is_remote(path) {
+            inspect(path)?;
+        }
         let mut lock = VolumeLock {
             claims: vec![],
             kept: vec![],
@@ -59,6 +61,9 @@ impl VolumeLock {
     }
 
     fn claim(&mut self, path: &Path) -> Result<(), VolumeError> {
+        if is_remote(path) {
+            return self.claim_remote(path);
+        }
         let access = if self.mode.read_only {
             Access::Shared
         } else {
@@ -70,6 +75,19 @@ impl VolumeLock {
             error => VolumeError::Open(error.to_string()),
         })?;
         self.claims.push(claim);
+        Ok(())
+    }
+
+    /// Claims a device of another host: its session excludes all other clients as long as the device is open, also readers.
+    fn claim_remote(&mut self, path: &Path) -> Result<(), VolumeError> {
+        let device = open_path(path, self.mode).map_err(|error| match remote_holder(path) {
+            Some(pid) if matches!(error, VolumeError::Open(_)) => VolumeError::Locked {
+                path: path.into(),
+                pid: Some(pid),
+            },
+            _ => error,
+        })?;
+        self.keep(device);
         Ok(())
     }
 }

@@ -142,3 +142,23 @@ fn another_host_copies_to_a_served_file_while_its_target_is_killed() {
     let log = std::fs::read_to_string(dir.join("nbd.log")).expect("a log");
     assert!(log.contains("sent again"), "{log}");
 }
+
+#[test]
+fn what_programs_have_synced_on_another_host_survives_its_loss_of_power_and_the_end_of_the_mount() {
+    let volume = Volume::formatted();
+    let dir = volume.beside("hosts");
+    std::fs::create_dir(&dir).expect("a directory");
+    let script = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/commands/remote_slice.py"
+    );
+    let mut command = Command::new("unshare");
+    command.args(["-Urnm", "python3", script]);
+    command.arg(jericho(["x"]).get_program()).arg(&dir);
+    let variable = |name, default: &str| std::env::var(name).unwrap_or(default.into());
+    command.arg(variable("JERICHO_SEED", "1"));
+    command.arg(variable("JERICHO_ROUNDS", "6"));
+    succeed(&mut command);
+    let log = std::fs::read_to_string(dir.join("mount.log")).expect("a log");
+    assert!(log.contains("sent again"), "{log}");
+}

@@ -7,7 +7,8 @@ const PAGE: usize = 4096;
 
 /// Returns a ring. Returns `None` and prints the reason if this machine has no io_uring.
 fn ring(depth: u32, files: &[BorrowedFd<'_>]) -> Option<Ring> {
-    match Ring::new(depth, files, Arc::new(Doorbell::new().unwrap())) {
+    let files: Vec<_> = files.iter().copied().map(Some).collect();
+    match Ring::new(depth, &files, Arc::new(Doorbell::new().unwrap())) {
         Ok(ring) => Some(ring),
         Err(error) => {
             eprintln!("SKIPPED: io_uring is refused here: {error}");

@@ -1,0 +1,253 @@
+"""Two network namespaces stand in for two hosts: one serves a device, the other mounts a volume with a slice on it. Programs work in that slice
+while the link is cut and the first host loses power: its server is killed, and writes that were not flushed are gone. Then the daemon of the mount
+is killed, too. Everything that a program has synced must be there.
+
+Runs inside `unshare -Urnm`. Usage: remote_slice.py JERICHO DIRECTORY SEED ROUNDS
+"""
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+
+JERICHO, DIRECTORY, SEED, ROUNDS = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+RANDOM = random.Random(SEED)
+DEADLINE_S = 120
+CHILDREN = []
+
+
+def run(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, (command, done.stdout, done.stderr)
+    return done.stdout
+
+
+def started(command, **options):
+    child = subprocess.Popen(command, **options)
+    CHILDREN.append(child)
+    return child
+
+
+def wait_until(what, is_so):
+    end = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < end, "not in time: " + what
+        time.sleep(0.01)
+
+
+class Host:
+    """The host with the device."""
+
+    def __init__(self):
+        run("ip", "link", "add", "i0", "mtu", "9000", "type", "veth", "peer", "name", "t0", "mtu", "9000")
+        self.space = started(["unshare", "-n", "sleep", "infinity"])
+        path = f"/proc/{self.space.pid}/ns/net"
+        own = os.readlink("/proc/self/ns/net")
+        wait_until("a network namespace", lambda: os.readlink(path) != own)
+        run("ip", "link", "set", "t0", "netns", str(self.space.pid))
+        self.enter = ["nsenter", "--net=" + path]
+        run(*self.enter, "ip", "link", "set", "t0", "up")
+        run("ip", "link", "set", "i0", "up")
+        self.log = open("serve.log", "a")
+        self.server = None
+
+    def serve(self):
+        environment = {**os.environ, "JERICHO_VOLATILE": str(RANDOM.randrange(1 << 32))}
+        command = [JERICHO, "serve", "disk", "--name", "data", "--host", "hostb", "--nic", "t0", "--no-auth", "--state", "state"]
+        options = {"stdout": subprocess.PIPE, "stderr": self.log, "env": environment, "text": True}
+        self.server = started(self.enter + command, **options)
+        assert "tyche://hostb/data" in self.server.stdout.readline()
+
+    def lose_power(self):
+        # nsenter(1) has become the server.
+        self.server.kill()
+        self.server.wait()
+
+    def cut(self):
+        run("ip", "link", "set", "i0", "down")
+
+    def join(self):
+        run("ip", "link", "set", "i0", "up")
+
+
+class Program(threading.Thread):
+    """Works until it is told to stop. Keeps an error for the end."""
+
+    def __init__(self, work):
+        super().__init__()
+        self.work, self.rounds, self.error, self.is_over = work, 0, None, False
+        self.start()
+
+    def run(self):
+        try:
+            while not self.is_over:
+                self.work(self.rounds)
+                self.rounds += 1
+        except BaseException as error:  # The main thread reports it.
+            self.error = error
+
+    def end(self):
+        self.is_over = True
+        self.join(DEADLINE_S)
+        assert not self.is_alive(), f"{self.work.__name__} hangs"
+        if self.error:
+            raise self.error
+
+
+def record(number):
+    return bytes([number % 251]) * (1 + number * 7919 % 9000)
+
+
+def append(number):
+    """Appends a record and syncs it; every third time by fdatasync."""
+    with open("mnt/far/log", "ab") as log:
+        log.write(record(number))
+        log.flush()
+        (os.fdatasync if number % 3 == 0 else os.fsync)(log.fileno())
+
+
+def replace(number):
+    """Replaces a file as careful programs do."""
+    with open("mnt/far/new", "wb") as new:
+        new.write(record(number))
+        new.flush()
+        os.fsync(new.fileno())
+    os.rename("mnt/far/new", "mnt/far/current")
+    sync_directory("mnt/far")
+
+
+def sync_directory(path):
+    directory = os.open(path, os.O_RDONLY)
+    os.fsync(directory)
+    os.close(directory)
+
+
+def insert(number):
+    """Commits a row to SQLite."""
+    with sqlite3.connect("mnt/far/rows.db", isolation_level=None) as base:
+        base.execute("pragma journal_mode=wal")
+        base.execute("pragma synchronous=full")
+        base.execute("create table if not exists rows (number integer primary key, text blob)")
+        base.execute("insert into rows values (?, ?)", (number, record(number)))
+    base.close()
+
+
+def commit(number):
+    """Commits a file to git."""
+    with open("mnt/far/git/file", "wb") as file:
+        file.write(record(number))
+    git("add", "file")
+    git("commit", "--quiet", "--message", str(number))
+    # It syncs the file, and then gives it its name.
+    sync_directory("mnt/far/git/.git/refs/heads")
+
+
+def git(*arguments):
+    who = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "core.fsync=all", "-c", "gc.auto=0"]
+    return run("git", "-C", "mnt/far/git", *who, *arguments)
+
+
+def check_by_fio(number):
+    """Has fio write blocks with a checksum, sync them, and read them again from the device."""
+    job = ["--name=verify", "--directory=mnt/far/fio", "--size=4M", "--bs=4k", "--rw=randwrite", "--fsync=16", "--ioengine=psync"]
+    run("fio", *job, "--verify=crc32c", "--invalidate=1", f"--randseed={number}")
+
+
+def near(number):
+    """Works in the slice of this host."""
+    with open("mnt/near/log", "ab") as log:
+        log.write(record(number))
+        log.flush()
+        os.fsync(log.fileno())
+
+
+def mount():
+    run(JERICHO, "mount", "a.vol", "mnt", "--nic", "i0", "--log", "mount.log")
+
+
+def daemon():
+    stat = run(JERICHO, "stat", "mnt")
+    return int(next(line for line in stat.splitlines() if line.startswith("daemon")).split()[2].rstrip(","))
+
+
+def verify(done):
+    expected = b"".join(record(number) for number in range(done["append"]))
+    with open("mnt/far/log", "rb") as log:
+        found = log.read()
+    assert found[: len(expected)] == expected, "a synced record is lost"
+    assert len(found) <= len(expected) + len(record(done["append"]))
+    with open("mnt/far/current", "rb") as current:
+        last = done["replace"]
+        assert current.read() in (record(last - 1), record(last)), "a replaced file is lost"
+    base = sqlite3.connect("mnt/far/rows.db")
+    assert base.execute("pragma integrity_check").fetchall() == [("ok",)]
+    rows = base.execute("select number, text from rows order by number").fetchall()
+    base.close()
+    assert rows[: done["insert"]] == [(number, record(number)) for number in range(done["insert"])], "a row is lost"
+    git("fsck", "--strict")
+    subjects = git("log", "--format=%s").split()
+    assert subjects[::-1][: done["commit"]] == [str(number) for number in range(done["commit"])], "a commit is lost"
+
+
+def main():
+    os.chdir(DIRECTORY)
+    run("truncate", "--size", "512M", "disk")
+    host = Host()
+    host.serve()
+    run(JERICHO, "format", "a.vol", "tyche://hostb/data", "--size", "512M", "--nic", "i0")
+    os.mkdir("mnt")
+    mount()
+    for name in ("near", "far"):
+        os.mkdir("mnt/" + name)
+        with open(f"mnt/{name}/log", "wb"):
+            pass
+    assert "slice      1" in run(JERICHO, "where", "mnt/far/log")
+    assert "slice      0" in run(JERICHO, "where", "mnt/near/log")
+    os.mkdir("mnt/far/git")
+    os.mkdir("mnt/far/fio")
+    git("init", "--quiet")
+    # It syncs not all of its files.
+    run(JERICHO, "sync", "mnt")
+    programs = {work.__name__: Program(work) for work in (append, replace, insert, commit, check_by_fio, near)}
+    for number in range(ROUNDS):
+        before = {name: program.rounds for name, program in programs.items()}
+        # Each program has done something since the last fault.
+        wait_until("progress", lambda: all(program.rounds > before[name] or program.error for name, program in programs.items()))
+        if number % 2 == 0:
+            host.lose_power()
+        else:
+            host.cut()
+        rounds = programs["near"].rounds
+        # The other host's slice waits, and this one's does not.
+        wait_until("work in the slice of this host", lambda: programs["near"].rounds > rounds + 3 or programs["near"].error)
+        time.sleep(RANDOM.random() * 0.3)
+        if number % 2 == 0:
+            host.serve()
+        else:
+            host.join()
+    for program in programs.values():
+        program.end()
+    done = {name: program.rounds for name, program in programs.items()}
+    print("rounds", done)
+    dead = daemon()
+    os.kill(dead, signal.SIGKILL)
+    wait_until("the end of the daemon", lambda: not os.path.exists(f"/proc/{dead}"))
+    host.lose_power()
+    host.serve()
+    mount()
+    verify(done)
+    run(JERICHO, "umount", "mnt")
+    assert "is sound" in run(JERICHO, "check", "a.vol", "--data", "--nic", "i0")
+    host.server.terminate()
+    host.server.wait()
+
+
+try:
+    main()
+finally:
+    for child in CHILDREN:
+        child.kill()

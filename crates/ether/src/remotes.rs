@@ -1,0 +1,97 @@
+//! Opens devices of other hosts for all functions that take the path of a device.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use jericho_storage::{Device, OpenError, OpenOptions, Remotes};
+
+use crate::device::{AttachConfig, AttachError, RemoteDevice, holder};
+use crate::links::interfaces;
+use crate::url::Remote;
+
+/// What the devices of a process have in common.
+#[derive(Clone, Debug)]
+pub struct RemoteOptions {
+    /// Names of network interfaces. If empty: all that are up.
+    pub interfaces: Vec<String>,
+    /// Ethertype of the frames.
+    pub ethertype: u16,
+    /// Take devices from other clients.
+    pub take_over: bool,
+    /// Send changes again that a restarted target may have lost.
+    pub replay: bool,
+    /// How long to look for a target.
+    pub patience: Duration,
+    /// How long requests wait for a target that does not answer. `None`: for ever.
+    pub dead_after: Option<Duration>,
+}
+
+/// Opens devices of other hosts over raw Ethernet.
+pub struct EtherRemotes {
+    options: RemoteOptions,
+    /// The devices that this process has open, by name.
+    open: Mutex<HashMap<String, Weak<RemoteDevice>>>,
+}
+
+impl EtherRemotes {
+    /// Opens nothing yet.
+    pub fn new(options: RemoteOptions) -> EtherRemotes {
+        EtherRemotes {
+            options,
+            open: Mutex::default(),
+        }
+    }
+
+    fn attach(&self, remote: Remote, read_only: bool) -> Result<Arc<RemoteDevice>, OpenError> {
+        let options = self.options.clone();
+        let interfaces = match options.interfaces {
+            named if !named.is_empty() => named,
+            _ => interfaces().map_err(|source| OpenError::Io {
+                path: remote.to_string().into(),
+                action: "list the network interfaces; name some with --nic",
+                source,
+            })?,
+        };
+        let config = AttachConfig {
+            remote,
+            interfaces,
+            ethertype: options.ethertype,
+            take_over: options.take_over,
+            replay: options.replay,
+            patience: options.patience,
+            dead_after: options.dead_after,
+            read_only,
+        };
+        RemoteDevice::attach(&config).map_err(|error| match &error {
+            AttachError::Missing { .. } => OpenError::Unreachable {
+                why: error.to_string(),
+            },
+            _ => OpenError::Refused {
+                why: error.to_string(),
+            },
+        })
+    }
+}
+
+impl Remotes for EtherRemotes {
+    fn open(&self, name: &str, options: OpenOptions) -> Result<Arc<dyn Device>, OpenError> {
+        let remote: Remote = name.parse().map_err(|error| OpenError::Refused {
+            why: format!("{error}"),
+        })?;
+        // Held while a device is attached: a second session of this process would end the first one.
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = open.get(name).and_then(Weak::upgrade)
+            && (options.read_only || !device.is_read_only())
+        {
+            return Ok(device);
+        }
+        let device = self.attach(remote, options.read_only)?;
+        open.insert(name.to_owned(), Arc::downgrade(&device));
+        Ok(device)
+    }
+
+    fn holder(&self, name: &str) -> Option<u32> {
+        holder(&name.parse().ok()?, self.options.ethertype)
+    }
+}
