@@ -60,6 +60,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Serve a file or block device to another host over raw Ethernet
     Serve(ServeArgs),
+    /// List the devices that other hosts serve
+    Discover(DiscoverArgs),
     /// Serve a file or block device to NBD clients, such as virtual machines
     Nbd(NbdArgs),
     /// Show the NUMA nodes that Jericho uses
@@ -565,6 +567,25 @@ pub struct NbdArgs {
         hide_default_value = true
     )]
     pub name: String,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  jericho discover --nic eth1
+  jericho discover --json       on all interfaces, with addresses
+
+Prints a name for each device that a host on these networks serves without --hidden, after a second. It needs no key and begins no session.")]
+pub struct DiscoverArgs {
+    /// Network interfaces, separated by commas [default: $JERICHO_NIC, or all Ethernet interfaces that are up]
+    #[arg(long, value_name = "IF", value_delimiter = ',')]
+    pub nic: Vec<String>,
+    /// Ethertype of the frames
+    #[arg(long, value_name = "NUMBER", default_value = "0x88b5", value_parser = ethertype)]
+    pub ethertype: u16,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// How to use a device of another host.

@@ -10,6 +10,7 @@ mod background;
 mod busy;
 mod check;
 mod control;
+mod discover;
 mod failure;
 mod format;
 mod generate;
@@ -86,6 +87,7 @@ fn run(command: Command) -> Outcome {
         Command::Place(a) => place::run(&a),
         Command::Check(a) => check::run(&a),
         Command::Serve(a) => serve_device::run(&a),
+        Command::Discover(a) => discover::run(&a),
         Command::Nbd(a) => nbd::run(&a),
         Command::Topology(a) => topology::run(&a),
         Command::Completions(a) => generate::completions(&a),

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use jericho_ether::{EtherRemotes, Remote, RemoteOptions};
+use jericho_ether::{EtherRemotes, Remote, RemoteOptions, interfaces};
 use jericho_storage::{is_remote, set_remotes};
 
 use crate::args::{Command, RemoteArgs};
@@ -33,7 +33,7 @@ pub fn prepare(command: &Command) {
     let default = RemoteArgs::default();
     let args = args.unwrap_or(&default);
     set_remotes(Box::new(EtherRemotes::new(RemoteOptions {
-        interfaces: nics(args),
+        interfaces: nics(&args.nic),
         ethertype: args.ethertype,
         take_over: args.take_over,
         replay: !args.no_replay,
@@ -52,10 +52,18 @@ pub fn is_name(path: &Path) -> Result<bool, Failure> {
     parsed.map(|_| true).context("cannot use this name")
 }
 
+/// Returns the interfaces: those of the option or of the environment, or all that are up.
+pub fn nics_or_all(given: &[String]) -> Result<Vec<String>, Failure> {
+    match nics(given) {
+        named if !named.is_empty() => Ok(named),
+        _ => interfaces().context("cannot list the network interfaces; name some with --nic"),
+    }
+}
+
 /// Returns the interfaces: those of the option or of the environment. Returns none for all.
-fn nics(args: &RemoteArgs) -> Vec<String> {
-    if !args.nic.is_empty() {
-        return args.nic.clone();
+fn nics(given: &[String]) -> Vec<String> {
+    if !given.is_empty() {
+        return given.to_vec();
     }
     let named = std::env::var("JERICHO_NIC").unwrap_or_default();
     let names = named.split(',').filter(|name| !name.is_empty());

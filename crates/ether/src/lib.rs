@@ -5,10 +5,11 @@
 //! [`RemoteDevice`]: each call sends its own frames, and one thread receives.
 //!
 //! `links` has the sockets, `reserve` names that one process may have, `owner` the record of an export's owner, `recorder` its thread, `workers` the device's calls, `server` the target, `url` names of remote
-//! devices, `remotes` opens them for functions that take paths, `inside` what the threads of an initiator share, and `device` the initiator.
+//! devices, `remotes` opens them for functions that take paths, `inside` what the threads of an initiator share, `device` the initiator, and `discover` the question to all hosts.
 #![forbid(unsafe_code)]
 
 mod device;
+mod discover;
 mod inside;
 mod links;
 mod null;
@@ -21,7 +22,10 @@ mod url;
 mod workers;
 
 pub use device::{AttachConfig, AttachError, RemoteDevice};
+pub use discover::{DiscoverError, discover};
 pub use jericho_format::wire::ETHERTYPE;
+pub use jericho_format::wire::mac_text;
+pub use jericho_remote::Found;
 pub use jericho_sys::packet::PacketError;
 pub use links::{LinkError, interfaces};
 pub use null::null_device;

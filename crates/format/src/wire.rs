@@ -43,6 +43,25 @@ pub const MTU_MIN: usize = 1500;
 /// A MAC address.
 pub type Mac = [u8; 6];
 
+/// Returns a MAC address as text, like 02:00:00:00:00:0a.
+pub fn mac_text(mac: &Mac) -> String {
+    let bytes: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
+    bytes.join(":")
+}
+
+/// Returns the MAC address that a text is, or `None` if it is none.
+pub fn parse_mac(text: &str) -> Option<Mac> {
+    let mut mac = Mac::default();
+    let mut bytes = text.split(':');
+    for byte in &mut mac {
+        let digits = bytes.next().filter(|digits| digits.len() == 2)?;
+        // `from_str_radix` takes a sign, too.
+        let is_hex = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+        *byte = u8::from_str_radix(digits, 16).ok().filter(|_| is_hex)?;
+    }
+    bytes.next().is_none().then_some(mac)
+}
+
 /// Values of `FrameHeader::kind`.
 pub mod frame_kind {
     /// Looks for a target.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use jericho_format::wire::{
     CompletionRecord, FLAG_FROM_TARGET, FrameHeader, Mac, NAME_BYTES, PLACE_BYTES, Refused,
-    frame_kind, name_field, payload_max_of, reason,
+    frame_kind, mac_text, name_field, parse_mac, payload_max_of, reason,
 };
 use zerocopy::FromBytes;
 
@@ -38,7 +38,7 @@ const REDIAL_AFTER: Duration = Duration::from_secs(1);
 /// What an initiator connects to, and how.
 #[derive(Clone, Debug)]
 pub struct InitiatorConfig {
-    /// Name of the target's host; empty: any.
+    /// Name of the target's host, or one of its MAC addresses; empty: any.
     pub host: String,
     /// Name of the export.
     pub export: String,
@@ -161,6 +161,8 @@ pub struct Initiator {
     config: InitiatorConfig,
     instance: [u8; 16],
     host: [u8; NAME_BYTES],
+    /// An address of the target, if the caller gave it in place of its host.
+    address: Option<Mac>,
     export: [u8; NAME_BYTES],
     entropy: Entropy,
     links: Vec<LinkState>,
@@ -200,7 +202,11 @@ impl Initiator {
         }
         Some(Initiator {
             instance: random_id(&mut entropy),
-            host: name_field(&config.host)?,
+            host: match parse_mac(&config.host) {
+                Some(_) => [0; NAME_BYTES],
+                None => name_field(&config.host)?,
+            },
+            address: parse_mac(&config.host),
             export: name_field(&config.export)?,
             requests: Requests::new(config.pool_pages.max(POOL_PAGES_MIN), config.replay),
             config,
@@ -434,10 +440,4 @@ impl Initiator {
             _ => None,
         }
     }
-}
-
-/// Returns a MAC address as text.
-fn mac_text(mac: &Mac) -> String {
-    let bytes: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
-    bytes.join(":")
 }

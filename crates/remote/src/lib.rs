@@ -30,13 +30,15 @@ mod log;
 mod requests;
 mod slots;
 
-// The two sides.
+// The two sides, and a question to all targets.
+mod discovery;
 mod initiator;
 mod target;
 
 /// A time, as the duration since any fixed moment. The caller has the clock.
 pub type Time = std::time::Duration;
 
+pub use discovery::{Discovery, Found};
 pub use export::{ExportConfig, Owner};
 pub use frame::{Body, Entropy, Frame, Link};
 pub use initiator::{Attached, Ended, Initiator, InitiatorConfig, InitiatorOutput, ReadPlace};

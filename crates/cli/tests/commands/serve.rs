@@ -162,3 +162,29 @@ fn what_programs_have_synced_on_another_host_survives_its_loss_of_power_and_the_
     let log = std::fs::read_to_string(dir.join("mount.log")).expect("a log");
     assert!(log.contains("sent again"), "{log}");
 }
+
+#[test]
+fn other_hosts_find_what_is_served_and_not_hidden() {
+    let volume = Volume::formatted();
+    let disk = disk(&volume);
+    let program = jericho(["x"]);
+    let script = format!(
+        "{JOINED}; cd \"$1\"; \
+         serve() {{ \"$jericho\" serve null:1M --nic t0 --no-auth \"$@\" >out-$2 2>&1 & until grep -q tyche out-$2; do sleep 0.02; done; }}; \
+         jericho=$0; serve --name one --host hostb; \"$0\" discover --nic i0; \"$0\" discover --nic i0 --json; kill $!; wait; \
+         serve --name two --host hostb --hidden; \"$0\" discover --nic i0; kill $!; wait"
+    );
+    let mut command = Command::new("unshare");
+    command.args(["-Urn", "sh", "-c", &script]);
+    command.arg(program.get_program());
+    command.arg(std::path::Path::new(&disk).parent().expect("a directory"));
+    let printed = succeed(&mut command);
+    let lines: Vec<&str> = printed.lines().collect();
+    assert_eq!(lines.len(), 2, "{printed}");
+    assert_eq!(lines[0], "tyche://hostb/one");
+    let json: serde_json::Value = serde_json::from_str(lines[1]).expect("JSON");
+    assert_eq!(json[0]["url"], "tyche://hostb/one");
+    assert_eq!(json[0]["addresses"][0]["nic"], "i0");
+    let missing = fail(&mut jericho(["discover", "--nic", "nowhere0"]), 1);
+    assert!(missing.contains("nowhere0"), "{missing}");
+}

@@ -53,8 +53,11 @@ impl Initiator {
     }
 
     pub(super) fn on_offer(&mut self, now: Time, link: u16, header: &FrameHeader, offer: &Offer) {
+        // Another interface of the target has another address.
+        let is_known = self.session.is_some_and(|s| s.target == offer.target);
         let is_wanted = offer.export == self.export
-            && (self.host == [0; NAME_BYTES] || offer.host == self.host);
+            && (self.host == [0; NAME_BYTES] || offer.host == self.host)
+            && (is_known || self.address.is_none_or(|address| address == header.source));
         if !is_wanted {
             return;
         }

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use jericho_format::wire::{FrameHeader, HEADER_BYTES, Handshake, Mac, Offer, frame_kind};
+use jericho_format::wire::{
+    FrameHeader, HEADER_BYTES, Handshake, Mac, Offer, frame_kind, mac_text, parse_mac,
+};
 use jericho_remote::{
-    Ended, Entropy, ExportConfig, Frame, Initiator, InitiatorConfig, InitiatorOutput, Link, Target,
-    TargetConfig, TargetOutput,
+    Discovery, Ended, Entropy, ExportConfig, Frame, Initiator, InitiatorConfig, InitiatorOutput,
+    Link, Target, TargetConfig, TargetOutput,
 };
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -43,8 +45,12 @@ fn target(last: u8, is_hidden: bool) -> Target {
 }
 
 fn initiator(export: &str) -> Initiator {
+    initiator_of("", export)
+}
+
+fn initiator_of(host: &str, export: &str) -> Initiator {
     let config = InitiatorConfig {
-        host: String::new(),
+        host: host.into(),
         export: export.into(),
         client: [1; 16],
         ethertype: 0x88B5,
@@ -145,4 +151,95 @@ fn two_targets_with_one_name_are_refused_with_both_addresses() {
         _ => None,
     });
     assert_eq!(ended, Some(Ended::TwoTargets(link(2).mac, link(3).mac)));
+}
+
+#[test]
+fn a_host_may_be_named_by_an_address_of_it() {
+    let asked = |host: &str| {
+        let mut initiator = initiator_of(host, "data");
+        let hellos = sent_by_initiator(&mut initiator);
+        for last in [2, 3] {
+            let mut target = target(last, false);
+            for hello in &hellos {
+                target.on_frame(NOW, 0, &hello.to_bytes(&[]));
+            }
+            for offer in sent_by_target(&mut target) {
+                initiator.on_frame(NOW, 0, &offer.to_bytes(&[]));
+            }
+        }
+        initiator.poll(NOW + Duration::from_millis(100));
+        let outputs = std::iter::from_fn(|| initiator.next_output());
+        let asked = outputs.filter_map(|output| match output {
+            InitiatorOutput::Send(frame) if frame.header.kind == frame_kind::HANDSHAKE => {
+                Some(frame.header.destination)
+            }
+            _ => None,
+        });
+        asked.collect::<Vec<_>>()
+    };
+    for last in [2, 3] {
+        let address = link(last).mac;
+        assert_eq!(asked(&mac_text(&address)), [address]);
+    }
+    assert!(asked("02:00:00:00:00:04").is_empty());
+}
+
+#[test]
+fn a_discovery_finds_what_is_not_hidden_and_ignores_forged_answers() {
+    let mut discovery = Discovery::new(&[link(1)], 0x88B5, entropy(5));
+    let questions = discovery.questions();
+    let answers = |last, is_hidden| {
+        let mut target = target(last, is_hidden);
+        for question in &questions {
+            target.on_frame(NOW, 0, &question.to_bytes(&[]));
+        }
+        sent_by_target(&mut target)
+    };
+    for (last, is_hidden) in [(2, false), (3, true), (4, false)] {
+        for offer in answers(last, is_hidden) {
+            // Twice: questions are repeated.
+            discovery.on_frame(0, &offer.to_bytes(&[]));
+            discovery.on_frame(0, &offer.to_bytes(&[]));
+        }
+    }
+    let names = |discovery: &Discovery| {
+        let found = discovery.found();
+        found
+            .iter()
+            .map(|one| (one.host.clone(), one.export.clone(), one.addresses.clone()))
+            .collect::<Vec<_>>()
+    };
+    let expected = [2, 4].map(|last| ("hostb".into(), "data".into(), vec![(0, link(last).mac)]));
+    let mut found = names(&discovery);
+    found.sort();
+    assert_eq!(found, expected);
+    // Answers to other questions, damaged ones, and any bytes.
+    let offer = answers(5, false).remove(0).to_bytes(&[]);
+    let mut other = Discovery::new(&[link(1)], 0x88B5, entropy(6));
+    other.on_frame(0, &offer);
+    other.on_frame(1, &offer);
+    for byte in 0..offer.len() {
+        let mut damaged = offer.clone();
+        damaged[byte] ^= 0x10;
+        other.on_frame(0, &damaged);
+        other.on_frame(0, &offer[..byte]);
+    }
+    assert!(other.found().is_empty());
+}
+
+#[test]
+fn only_an_address_is_taken_for_one() {
+    let mac = link(0xAB).mac;
+    assert_eq!(parse_mac(&mac_text(&mac)), Some(mac));
+    assert_eq!(parse_mac("02:00:00:00:00:aB"), Some(mac));
+    for text in [
+        "",
+        "hostb",
+        "02:00:00:00:00",
+        "02:00:00:00:00:ab:00",
+        "2:00:00:00:00:ab",
+        "02:00:00:00:00:+a",
+    ] {
+        assert_eq!(parse_mac(text), None, "{text}");
+    }
 }
