@@ -10,6 +10,9 @@ use jericho_fuse::Transport;
 
 use crate::size;
 
+/// How long requests wait for another host, if the user says nothing, in seconds.
+pub const DEAD_AFTER_S: u64 = 180;
+
 /// A filesystem that keeps I/O threads, cache memory and devices on the same NUMA node
 #[derive(Parser, Debug)]
 #[command(
@@ -163,6 +166,15 @@ pub struct MountOptions {
     pub log: Option<PathBuf>,
     #[command(flatten)]
     pub remote: RemoteArgs,
+    /// End requests with an error after this many seconds without an answer of another host that has a slice; 0: never. The slice
+    /// then takes no changes until the next mount
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = DEAD_AFTER_S,
+        help_heading = "For a device of another host"
+    )]
+    pub dead_after: u64,
 }
 
 #[derive(Args, Debug)]
@@ -181,7 +193,7 @@ make install puts helpers for mount(8) and umount(8) into /sbin. With them these
   mount -t fuse.jericho VOLUME DIR -o cache=2G
   /srv/my.volume /mnt/jericho fuse.jericho cache=2G,nofail 0 0   a line of /etc/fstab
 
-Options of the helper: ro, force, cache=, topology=, threads=, transport=, scrub-rate=, fast-path=, device=, log=, nic=, ethertype=, take-over and no-replay. With the helpers, \
+Options of the helper: ro, force, cache=, topology=, threads=, transport=, scrub-rate=, fast-path=, device=, log=, nic=, ethertype=, dead-after=, take-over and no-replay. With the helpers, \
 umount(8) does the same as jericho umount.")]
 pub struct MountArgs {
     /// First device of the volume
@@ -546,7 +558,7 @@ pub struct NbdArgs {
     #[arg(
         long,
         value_name = "SECONDS",
-        default_value_t = 180,
+        default_value_t = DEAD_AFTER_S,
         help_heading = "For a device of another host"
     )]
     pub dead_after: u64,

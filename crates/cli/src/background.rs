@@ -60,6 +60,7 @@ pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
         command.arg(format!("--nic={interface}"));
     }
     command.arg(format!("--ethertype={}", remote.ethertype));
+    command.arg(format!("--dead-after={}", options.dead_after));
     if remote.take_over {
         command.arg("--take-over");
     }

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use jericho_daemon::GrowRequest;
 use jericho_fuse::control::{Grow, GrownBytes};
+use jericho_storage::is_remote;
 use jericho_volume::{OpenMode, Volume, VolumeError};
 
 use crate::args::GrowArgs;
@@ -14,6 +15,16 @@ use crate::{control, mounts, size};
 pub fn run(args: &GrowArgs) -> Outcome {
     let shown = args.volume.display();
     let mount = mounts::of_volume(&args.volume)?;
+    if let Some(device) = args.device.as_deref().filter(|device| is_remote(device))
+        && let Some(dir) = &mount
+    {
+        return Err(Failure::new(format!(
+            "{} is on another host: its size is read when the volume is mounted; unmount {} and grow {} then",
+            device.display(),
+            dir.display(),
+            shown
+        )));
+    }
     let device = args.device.as_deref().map(Volume::device_id).transpose();
     let request = GrowRequest {
         device: device.map_err(refused)?,

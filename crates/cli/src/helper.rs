@@ -17,7 +17,7 @@ const OF_OTHERS: [&str; 21] = [
     "silent", "loud",
 ];
 /// Options with a value that `jericho mount` also has.
-const WITH_VALUE: [&str; 10] = [
+const WITH_VALUE: [&str; 11] = [
     "cache",
     "topology",
     "threads",
@@ -28,6 +28,7 @@ const WITH_VALUE: [&str; 10] = [
     "log",
     "nic",
     "ethertype",
+    "dead-after",
 ];
 
 /// Purpose of a call of the program.

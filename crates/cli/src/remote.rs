@@ -1,44 +1,54 @@
 //! How the commands open devices of other hosts.
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
+use clap::Parser;
 use jericho_ether::{EtherRemotes, Remote, RemoteOptions, interfaces};
 use jericho_storage::{is_remote, set_remotes};
 
-use crate::args::{Command, RemoteArgs};
+use crate::args::{Cli, Command, DEAD_AFTER_S, RemoteArgs};
 use crate::failure::{Context, Failure};
 
 /// How long a command looks for the host.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a command that ends by itself waits for a host that does not answer.
-const DEAD_AFTER: Duration = Duration::from_secs(180);
 
 /// Prepares the process for devices of other hosts, as the command's options say.
 pub fn prepare(command: &Command) {
-    let (args, dead_after) = match command {
-        Command::Format(args) => (Some(&args.remote), Some(DEAD_AFTER)),
-        Command::Grow(args) => (Some(&args.remote), Some(DEAD_AFTER)),
-        Command::Add(args) => (Some(&args.remote), Some(DEAD_AFTER)),
-        Command::Check(args) => (Some(&args.remote), Some(DEAD_AFTER)),
-        // What a mount has acknowledged must not be lost because a host is away for long.
-        Command::Mount(args) => (Some(&args.options.remote), None),
-        Command::Run(args) => (Some(&args.options.remote), None),
-        Command::Nbd(args) => {
-            let after = Some(args.dead_after).filter(|seconds| *seconds > 0);
-            (Some(&args.remote), after.map(Duration::from_secs))
-        }
-        _ => (None, Some(DEAD_AFTER)),
+    let (args, dead_after_s) = match command {
+        Command::Format(args) => (&args.remote, DEAD_AFTER_S),
+        Command::Grow(args) => (&args.remote, DEAD_AFTER_S),
+        Command::Add(args) => (&args.remote, DEAD_AFTER_S),
+        Command::Check(args) => (&args.remote, DEAD_AFTER_S),
+        Command::Mount(args) => (&args.options.remote, args.options.dead_after),
+        Command::Run(args) => (&args.options.remote, args.options.dead_after),
+        Command::Nbd(args) => (&args.remote, args.dead_after),
+        // Finds the options among those of the daemon.
+        Command::Umount(_) => return,
+        _ => (&RemoteArgs::default(), DEAD_AFTER_S),
     };
-    let default = RemoteArgs::default();
-    let args = args.unwrap_or(&default);
+    set(args, dead_after_s);
+}
+
+/// Prepares the process for the devices of a daemon's volume, as the daemon's arguments say.
+pub fn prepare_as(daemon: &[OsString]) {
+    let daemon = Cli::try_parse_from(daemon).map(|cli| cli.command);
+    match daemon {
+        Ok(Command::Mount(args)) => set(&args.options.remote, DEAD_AFTER_S),
+        _ => set(&RemoteArgs::default(), DEAD_AFTER_S),
+    }
+}
+
+fn set(args: &RemoteArgs, dead_after_s: u64) {
+    let dead_after = Some(dead_after_s).filter(|seconds| *seconds > 0);
     set_remotes(Box::new(EtherRemotes::new(RemoteOptions {
         interfaces: nics(&args.nic),
         ethertype: args.ethertype,
         take_over: args.take_over,
         replay: !args.no_replay,
         patience: PATIENCE,
-        dead_after,
+        dead_after: dead_after.map(Duration::from_secs),
     })));
 }
 

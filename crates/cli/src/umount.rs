@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags};
 
 use crate::args::UmountArgs;
 use crate::failure::{Context, Failure, Outcome};
-use crate::{busy, control, mounts};
+use crate::{busy, control, mounts, remote};
 
 /// Maximum time in which the daemon must end after everything was written.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -40,6 +40,9 @@ pub fn run(args: &UmountArgs) -> Outcome {
 /// Unmounts a directory, or ends the daemon that still writes back a volume without a mount. Discards data that cannot be
 /// written.
 fn discard(path: &Path) -> Result<(), Failure> {
+    if is_remote(path) {
+        remote::prepare_as(&[]);
+    }
     let resolved = mounts::resolve(path)?;
     let mount = mounts::at(&resolved)?.filter(|m| m.filesystem == mounts::FILESYSTEM);
     let Some(mount) = mount else {
@@ -221,6 +224,8 @@ pub fn unmount(dir: &Path) -> Result<(), Failure> {
         )));
     }
     let stat = control::stat(&path)?;
+    // Whether the volume is clean may be on another host.
+    remote::prepare_as(&arguments_of(stat.pid));
     let daemon = watch(stat.pid)?;
     if let Err(failure) = control::sync(&path) {
         return Err(stays_mounted(&path, shown, &stat.volume, failure));

@@ -16,7 +16,7 @@ use jericho_storage::{
     IoError, Transfer, is_in_range,
 };
 use jericho_sys::poller::Poller;
-use jericho_sys::sockets::listener_at;
+use jericho_sys::sockets::{end_listening, listener_at};
 use jericho_sys::timer::Timer;
 use jericho_sys::{errno, service};
 use siphasher::sip::SipHasher24;
@@ -33,6 +33,8 @@ const POOL_PAGES: u32 = 16_384;
 const TIMER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 const CLAIM: u64 = u64::MAX - 2;
+/// Connections to the reserved name that are accepted before frames have their turn.
+const CONNECTIONS_AT_ONCE: usize = 16;
 /// Largest number of bytes of a READ or WRITE.
 const TRANSFER_BYTES: u64 = TRANSFER_BYTES_MAX as u64;
 /// Largest number of bytes of a WRITE_ZEROES or DISCARD.
@@ -177,6 +179,11 @@ impl RemoteDevice {
         device.attached = device.await_session(config)?;
         device.attached.is_read_only |= config.read_only;
         Ok(Arc::new(device))
+    }
+
+    /// Returns why the session has ended, if it has.
+    pub(crate) fn ended(&self) -> Option<Ended> {
+        self.inside.lock().ended
     }
 
     /// Returns how many changes were sent again to a target that may have lost them.
@@ -400,6 +407,10 @@ impl Device for RemoteDevice {
         self.run("write", action, range, RANGE_BYTES_MAX, none, |_, _| {})
     }
 
+    fn is_silent(&self) -> bool {
+        self.inside.is_silent()
+    }
+
     fn is_read_only(&self) -> bool {
         self.attached.is_read_only
     }
@@ -504,8 +515,13 @@ fn receive(inside: &Inside, poller: &Poller, _stopped: &UnixStream, claim: &Unix
             inside.timer().clear();
         }
         if ready.contains(&CLAIM) {
-            // Who has connected has learnt what it wanted: which process this is.
-            while claim.accept().is_ok() {}
+            // The other end has learnt which process this is. It may be any program: frames must not wait for its next connections.
+            let accepted = (0..CONNECTIONS_AT_ONCE).map(|_| claim.accept());
+            let failed = accepted.filter_map(Result::err).next();
+            if failed.is_some_and(|error| error.kind() != io::ErrorKind::WouldBlock) {
+                // Without descriptors this would begin again at once, and for ever.
+                let _ = end_listening(claim);
+            }
         }
         has_more = inside.serve();
     }

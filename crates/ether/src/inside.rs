@@ -1,6 +1,7 @@
 //! What the threads of an initiator share.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -50,6 +51,8 @@ pub(crate) struct Core {
     pub replayed: u64,
     /// The session is being ended.
     is_leaving: bool,
+    /// No channel answers.
+    is_silent: bool,
     /// Name of the device, for messages.
     name: Arc<str>,
     /// Threads that wait for `attached` or `ended`.
@@ -59,6 +62,8 @@ pub(crate) struct Core {
 /// The core, and what wakes the receiver.
 pub(crate) struct Inside {
     core: Mutex<Core>,
+    /// No channel answers. Set with the core locked.
+    is_silent: AtomicBool,
     timer: Timer,
 }
 
@@ -89,9 +94,11 @@ impl Inside {
                 ended: None,
                 replayed: 0,
                 is_leaving: false,
+                is_silent: false,
                 name,
                 waiting: Vec::new(),
             }),
+            is_silent: AtomicBool::new(false),
             timer,
         })
     }
@@ -100,6 +107,11 @@ impl Inside {
     pub fn lock(&self) -> MutexGuard<'_, Core> {
         let panicked = |_| service::run(|| panic!("another thread panicked in the protocol"));
         self.core.lock().unwrap_or_else(panicked)
+    }
+
+    /// Returns whether the target does not answer.
+    pub fn is_silent(&self) -> bool {
+        self.is_silent.load(Ordering::Relaxed)
     }
 
     /// Returns the timer, which the receiver watches.
@@ -127,7 +139,7 @@ impl Inside {
             _ => None,
         };
         core.initiator.poll(now);
-        core.perform(&mut bytes);
+        self.perform(&mut core, &mut bytes);
         // There was no room in the pool. Another thread copies the bytes when there is.
         if let Some((_, bytes)) = bytes
             && let Some(request) = core.requests.get_mut(&tag)
@@ -150,7 +162,7 @@ impl Inside {
         }
         let now = core.links.now();
         core.initiator.poll(now);
-        core.perform(&mut None);
+        self.perform(&mut core, &mut None);
         self.set_timer(&mut core);
     }
 
@@ -197,7 +209,7 @@ impl Inside {
         let has_more = core.receive();
         let now = core.links.now();
         core.initiator.poll(now);
-        core.perform(&mut None);
+        self.perform(&mut core, &mut None);
         self.set_timer(&mut core);
         has_more
     }
@@ -209,8 +221,14 @@ impl Inside {
         let now = core.links.now();
         core.initiator.detach(now);
         core.initiator.poll(now);
-        core.perform(&mut None);
+        self.perform(&mut core, &mut None);
         self.set_timer(&mut core);
+    }
+
+    /// Performs the outputs of the protocol. `bytes`: see `Core::perform`.
+    fn perform(&self, core: &mut Core, bytes: &mut Option<(u64, &[u8])>) {
+        core.perform(bytes);
+        self.is_silent.store(core.is_silent, Ordering::Relaxed);
     }
 
     /// Sets the timer if the protocol has something to do before it ends. A timer that is too early costs one wake-up. Setting it again would cost a
@@ -305,9 +323,13 @@ impl Core {
                     );
                     self.replayed += changes;
                 }
-                InitiatorOutput::Reachable(true) => tracing::info!("{} answers", self.name),
+                InitiatorOutput::Reachable(true) => {
+                    self.is_silent = false;
+                    tracing::info!("{} answers", self.name);
+                }
                 InitiatorOutput::Reachable(false) if self.is_leaving => {}
                 InitiatorOutput::Reachable(false) => {
+                    self.is_silent = true;
                     tracing::warn!("{} does not answer; requests wait for it", self.name);
                 }
                 InitiatorOutput::Ended(why) => {

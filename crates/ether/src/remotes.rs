@@ -84,7 +84,12 @@ impl Remotes for EtherRemotes {
         if let Some(device) = open.get(name).and_then(Weak::upgrade)
             && (options.read_only || !device.is_read_only())
         {
-            return Ok(device);
+            return match device.ended() {
+                None => Ok(device),
+                Some(why) => Err(OpenError::Refused {
+                    why: format!("{name}: {why}"),
+                }),
+            };
         }
         let device = self.attach(remote, options.read_only)?;
         open.insert(name.to_owned(), Arc::downgrade(&device));

@@ -134,6 +134,13 @@ impl Core {
         self.shards.get(shard).commits.failure()
     }
 
+    /// Returns whether a device of a slice is known to answer nothing at present.
+    pub fn is_silent(&self, slice: SliceId) -> bool {
+        let slices = self.volume.slices();
+        let slice = slices.get(usize::from(slice));
+        slice.is_some_and(|slice| self.volume.is_silent(slice))
+    }
+
     /// Returns the batches of an inode's shard.
     pub fn commits_of(&self, ino: Ino) -> &Commits {
         &self.shards.of_ino(ino).commits

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use jericho_daemon::{AddError, Added, Addition, FormatOptions, Mounted};
+use jericho_daemon::{AddError, Added, Addition, FormatOptions, Mounted, is_remote};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -132,8 +132,11 @@ impl Additions {
     /// Parses a request. Fails with EINVAL for any other value.
     pub fn parse(value: &[u8]) -> Result<AddRequest, i32> {
         let request: Result<AddRequest, _> = serde_json::from_slice(value);
-        let is_absolute = |request: &AddRequest| request.path.starts_with(b"/");
-        request.ok().filter(is_absolute).ok_or(libc::EINVAL)
+        let is_whole = |request: &AddRequest| {
+            let path = Path::new(OsStr::from_bytes(&request.path));
+            path.is_absolute() || is_remote(path)
+        };
+        request.ok().filter(is_whole).ok_or(libc::EINVAL)
     }
 
     /// Adds a device, and keeps the result for the caller.

@@ -72,16 +72,20 @@ pub enum Ended {
     #[error("two targets offer it: {} and {}", mac_text(.0), mac_text(.1))]
     TwoTargets(Mac, Mac),
     /// Another client has the export.
-    #[error("another client uses it")]
+    #[error("another client uses it: end its session, or take the device from it with --take-over")]
     InUse,
     /// Another session has taken the export.
-    #[error("another session has taken it; unflushed changes may be lost")]
+    #[error(
+        "another session has taken it, and unflushed changes may be lost: unmount the volume, and mount it again"
+    )]
     Fenced,
     /// The client is not on the target's list.
-    #[error("the target does not allow this client")]
+    #[error("its host does not allow this client: add it there with --client")]
     NotAllowed,
     /// The target speaks other versions only.
-    #[error("the target speaks another version of the protocol")]
+    #[error(
+        "its host speaks another version of the protocol: use one version of jericho on both hosts"
+    )]
     Version,
     /// A frame broke a rule.
     #[error("a frame broke a rule of the protocol")]

@@ -266,6 +266,10 @@ pub trait Device: Send + Sync {
     fn is_absent(&self) -> bool {
         false
     }
+    /// Returns whether the device is known to answer no operation at present, so that an operation would wait long.
+    fn is_silent(&self) -> bool {
+        false
+    }
     /// Returns whether the device refuses writes (EROFS).
     fn is_read_only(&self) -> bool {
         false

@@ -170,6 +170,10 @@ impl Device for Volatile {
         self.device.is_absent()
     }
 
+    fn is_silent(&self) -> bool {
+        self.device.is_silent()
+    }
+
     fn is_read_only(&self) -> bool {
         self.device.is_read_only()
     }

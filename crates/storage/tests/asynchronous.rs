@@ -27,7 +27,7 @@ struct Handed {
 }
 
 impl Handed {
-    fn new() -> (Arc<dyn Device>, Receiver<Begun>) {
+    fn pair() -> (Arc<dyn Device>, Receiver<Begun>) {
         let (sender, receiver) = channel();
         let device = Handed {
             begun: Mutex::new(sender),
@@ -101,7 +101,7 @@ fn transfer(
 fn both_kinds_of_devices_share_a_queue_with_io_uring() {
     let directory = tempfile::tempdir().unwrap();
     let file = file_device(directory.path(), BLOCKS as usize);
-    let (handed, begun) = Handed::new();
+    let (handed, begun) = Handed::pair();
     let devices = Devices::from(&[Arc::clone(&handed), file]);
     let mapping = memory(16);
     let data = pattern(3, 2);
@@ -110,7 +110,7 @@ fn both_kinds_of_devices_share_a_queue_with_io_uring() {
         return eprintln!("SKIPPED: io_uring: {}", queue.describe());
     }
     // Device 2 is appended later.
-    let (late, late_begun) = Handed::new();
+    let (late, late_begun) = Handed::pair();
     devices.push(late);
     mapping.copy_in(0, &data);
     let scattered = || vec![segment(&mapping, 1, 1), segment(&mapping, 0, 1)];
@@ -159,7 +159,7 @@ fn both_kinds_of_devices_share_a_queue_with_io_uring() {
 
 #[test]
 fn the_end_of_a_transfer_wakes_a_thread_that_sleeps_elsewhere() {
-    let (handed, begun) = Handed::new();
+    let (handed, begun) = Handed::pair();
     let doorbell = Doorbell::new().unwrap();
     let devices = Devices::from(&[handed]);
     let mut queue = match open_signalling_queue(&devices, 4, &doorbell) {
@@ -193,7 +193,7 @@ fn the_end_of_a_transfer_wakes_a_thread_that_sleeps_elsewhere() {
 
 #[test]
 fn a_queue_waits_for_the_transfers_of_a_device_at_its_end() {
-    let (handed, begun) = Handed::new();
+    let (handed, begun) = Handed::pair();
     let mapping = memory(1);
     let mut queue = open_queue(&[handed], &[], 4).unwrap();
     queue.submit(transfer(

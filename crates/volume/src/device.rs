@@ -74,6 +74,7 @@ pub(crate) fn open_path(path: &Path, mode: OpenMode) -> Result<Arc<dyn Device>, 
 pub(crate) fn open_with(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, VolumeError> {
     open_device(path, options).map_err(|error| match error {
         OpenError::Unreachable { .. } => VolumeError::Unreachable(error.to_string()),
+        OpenError::Refused { .. } => VolumeError::Refused(error.to_string()),
         error => VolumeError::Open(error.to_string()),
     })
 }

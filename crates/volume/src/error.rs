@@ -136,6 +136,19 @@ pub enum VolumeError {
     /// The host of a remote device does not answer.
     #[error("{0}")]
     Unreachable(String),
+    /// A remote device cannot be used.
+    #[error("{0}")]
+    Refused(String),
+    /// A remote device is another one than expected.
+    #[error(
+        "device {index} of the volume was {name} when the volume was made, and the device with this name has another label or none; say where it is with --device"
+    )]
+    OtherRemote {
+        /// Index in the volume.
+        index: usize,
+        /// The name.
+        name: PathBuf,
+    },
     /// Two files or two block devices have the same label, and the user has not said which one to use.
     #[error(
         "{one} and {other} are the same device (number {index}) of one volume, so one of them is a copy, and using parts of both would destroy the volume; name each device but the first with --device, or move the copy away"

@@ -79,21 +79,8 @@ pub(crate) fn device(wanted: &Wanted, mode: OpenMode) -> Result<Arc<dyn Device>,
         return Ok(device);
     }
     let hint = path_of(entry);
-    for name in wanted.others.iter().filter(|other| is_remote(other)) {
-        // Another device of the volume may be there.
-        match search.open_remote(name) {
-            Ok(Some(device)) => return Ok(device),
-            Ok(None) => {}
-            Err(error @ VolumeError::Unreachable(_)) => tracing::warn!("{error}"),
-            Err(error) => return Err(error),
-        }
-    }
     if is_remote(&hint) {
-        let missing = VolumeError::DeviceMissing {
-            index: wanted.index,
-            path: hint.clone(),
-        };
-        return search.open_remote(&hint)?.ok_or(missing);
+        return remote_device(&search, wanted, &hint);
     }
     let beside = hint.file_name().map(|name| first.with_file_name(name));
     let likely: Vec<PathBuf> = [hint.clone()].into_iter().chain(beside).collect();
@@ -119,11 +106,18 @@ pub(crate) fn device(wanted: &Wanted, mode: OpenMode) -> Result<Arc<dyn Device>,
     if let Some(device) = search.open_one(matches)? {
         return Ok(device);
     }
+    if let Some(device) = search.open_named_remote(wanted.others)? {
+        return Ok(device);
+    }
     if let Some(error) = search.refused {
         return Err(error);
     }
     // No device has the label. Returns a device with a likely path, so that `check_devices` reports how it differs.
-    let likely = wanted.others.iter().chain(&likely);
+    let likely = wanted
+        .others
+        .iter()
+        .filter(|other| !is_remote(other))
+        .chain(&likely);
     for path in likely.filter(|path| path.exists()) {
         if let Ok(device) = open_path(path, OpenMode::READ) {
             return Ok(device);
@@ -135,7 +129,45 @@ pub(crate) fn device(wanted: &Wanted, mode: OpenMode) -> Result<Arc<dyn Device>,
     })
 }
 
+/// Opens a device whose recorded name is that of a device of another host.
+fn remote_device(
+    search: &Search,
+    wanted: &Wanted,
+    name: &Path,
+) -> Result<Arc<dyn Device>, VolumeError> {
+    let recorded = search.open_remote(name);
+    if let Ok(Some(device)) = recorded {
+        return Ok(device);
+    }
+    if let Some(device) = search.open_named_remote(wanted.others)? {
+        return Ok(device);
+    }
+    Err(recorded.err().unwrap_or(VolumeError::OtherRemote {
+        index: wanted.index,
+        name: name.to_owned(),
+    }))
+}
+
 impl Search {
+    /// Opens the device of another host that the user names, if one has the right label.
+    fn open_named_remote(
+        &self,
+        others: &[PathBuf],
+    ) -> Result<Option<Arc<dyn Device>>, VolumeError> {
+        for name in others.iter().filter(|other| is_remote(other)) {
+            // Another device of the volume may be there.
+            match self.open_remote(name) {
+                Ok(Some(device)) => return Ok(Some(device)),
+                Ok(None) => {}
+                Err(error @ (VolumeError::Unreachable(_) | VolumeError::Refused(_))) => {
+                    tracing::warn!("{error}");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
     /// Opens a device of another host, if its label is right.
     fn open_remote(&self, name: &Path) -> Result<Option<Arc<dyn Device>>, VolumeError> {
         let device = open_path(name, self.mode)?;

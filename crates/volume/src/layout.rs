@@ -187,7 +187,7 @@ fn regions_of_slices(
 }
 
 /// Plans slices, regions, chunks and the sizes in the head. `nodes` holds the home node of each slice. `has_stores` says whether each
-/// slice has a metadata store; without it, each has one if all are large enough.
+/// slice has a metadata store; without it, each has one if all are large enough, or if the devices are on several hosts.
 pub(crate) fn plan(
     superblock: &mut Superblock,
     devices: &[Space],
@@ -221,7 +221,8 @@ pub(crate) fn plan(
             .iter()
             .all(|blocks| *blocks >= STORE_SLICE_BLOCKS_MIN)
     };
-    let own = match has_stores.unwrap_or_else(are_large) {
+    // A store for the slices of several hosts would stop with the host that has it.
+    let own = match has_stores.unwrap_or_else(|| hosts(devices) > 1 || are_large()) {
         true => {
             let room: Vec<u64> = shares
                 .iter()

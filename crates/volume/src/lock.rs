@@ -81,7 +81,7 @@ impl VolumeLock {
     /// Claims a device of another host: its session excludes all other clients as long as the device is open, also readers.
     fn claim_remote(&mut self, path: &Path) -> Result<(), VolumeError> {
         let device = open_path(path, self.mode).map_err(|error| match remote_holder(path) {
-            Some(pid) if matches!(error, VolumeError::Open(_)) => VolumeError::Locked {
+            Some(pid) if matches!(error, VolumeError::Refused(_)) => VolumeError::Locked {
                 path: path.into(),
                 pid: Some(pid),
             },

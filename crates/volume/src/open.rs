@@ -44,7 +44,12 @@ impl Volume {
                 entry: &entry,
             };
             let device = match find::device(&wanted, mode) {
-                Err(error @ (VolumeError::DeviceMissing { .. } | VolumeError::Unreachable(_))) => {
+                Err(
+                    error @ (VolumeError::DeviceMissing { .. }
+                    | VolumeError::OtherRemote { .. }
+                    | VolumeError::Unreachable(_)
+                    | VolumeError::Refused(_)),
+                ) => {
                     tracing::error!("{error}; its slices are absent until then");
                     let name = path_of(&entry);
                     absent_device(

@@ -168,14 +168,19 @@ impl Superblocks {
         next.head.sequence.set(state.sequence);
         let bytes = next.encode();
         let devices = state.devices.clone();
-        let write = |(device, counting): (&Arc<dyn Device>, &Option<usize>)| {
-            write_other(&**device, *counting, &bytes)
+        let is_needed = |index: usize| needed.iter().any(|needed| usize::from(*needed) == index);
+        // A device of a host that does not answer would keep all others waiting here.
+        let takes = |(index, device): (usize, &Arc<dyn Device>)| {
+            !device.is_absent() && (is_needed(index) || !device.is_silent())
         };
-        let written: Vec<_> = devices.iter().zip(&state.counting).map(write).collect();
+        let taking: Vec<bool> = devices.iter().enumerate().map(takes).collect();
+        let write = |(index, device): (usize, &Arc<dyn Device>)| {
+            taking[index].then(|| write_other(&**device, state.counting[index], &bytes))
+        };
+        let written: Vec<_> = devices.iter().enumerate().map(write).collect();
         let mut causes = vec![];
-        let present = |(_, (device, _)): &(usize, (&Arc<dyn Device>, _))| !device.is_absent();
-        let results = devices.iter().zip(written).enumerate();
-        for (index, (device, written)) in results.filter(present) {
+        for (index, (device, written)) in devices.iter().zip(written).enumerate() {
+            let Some(written) = written else { continue };
             match written {
                 Ok(copy) => match device.flush() {
                     Ok(()) => state.counting[index] = Some(copy),
@@ -189,15 +194,13 @@ impl Superblocks {
                 Err(cause) => causes.push((index, cause)),
             }
         }
-        let is_needed = |index: usize| needed.iter().any(|needed| usize::from(*needed) == index);
         let missing = devices.iter().enumerate();
         let mut missing = missing.filter(|(index, device)| is_needed(*index) && device.is_absent());
         if let Some((_, missing)) = missing.next() {
             state.has_failed = true;
             missing.flush()?;
         }
-        let present = devices.iter().filter(|device| !device.is_absent());
-        let are_all = causes.len() == present.count();
+        let are_all = causes.len() == taking.iter().filter(|takes| **takes).count();
         if let Some(at) = causes
             .iter()
             .position(|(index, _)| are_all || is_needed(*index))

@@ -74,6 +74,15 @@ impl Volume {
         devices.into_iter().find(|device| device.is_absent())
     }
 
+    /// Returns whether a device of a slice is known to answer nothing at present.
+    pub fn is_silent(&self, slice: &SliceSpace) -> bool {
+        let devices = slice
+            .regions
+            .iter()
+            .map(|r| &self.devices()[usize::from(r.device)]);
+        devices.into_iter().any(|device| device.is_silent())
+    }
+
     /// Takes the slices' new space into use. The superblock names it durably.
     pub(crate) fn adopt(&self, slices: Vec<SliceSpace>) {
         self.slices.append([slices]);

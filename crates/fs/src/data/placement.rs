@@ -24,7 +24,7 @@ const PIECES_IN_TURN: usize = 16;
 
 /// Returns the home of a new inode of this kind: the home of its directory. In the root, which has none unless a user has set it,
 /// directories take the `slices` slices in turn and files go to slice 0. `turn` is the number of directories created in the root
-/// before. Slices that take no changes miss their turns.
+/// before. Slices that take no changes, or whose device answers nothing, miss their turns.
 fn home_of_new(
     parent: Option<SliceId>,
     kind: Kind,
@@ -51,7 +51,7 @@ impl Core {
         let slices = self.place_count().max(1);
         let home = parent.rec.placement.or(parent.rec.slice);
         let turn = self.turn.load(Ordering::Relaxed);
-        let takes_changes = |slice| self.slice_failure(slice).is_ok();
+        let takes_changes = |slice| self.slice_failure(slice).is_ok() && !self.is_silent(slice);
         let home = home.filter(|slice| *slice < slices);
         home_of_new(home, kind, slices, turn, takes_changes)
     }
