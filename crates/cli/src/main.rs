@@ -10,8 +10,10 @@ mod background;
 mod busy;
 mod check;
 mod control;
+mod duration;
 mod failure;
 mod format;
+mod forward;
 mod generate;
 mod grow;
 mod helper;
@@ -39,6 +41,7 @@ mod trim;
 mod umount;
 mod utab;
 mod whereis;
+mod wire;
 
 use std::process::ExitCode;
 
@@ -86,6 +89,7 @@ fn run(command: Command) -> Outcome {
         Command::Check(a) => check::run(&a),
         Command::Serve(a) => serve_device::run(&a),
         Command::Nbd(a) => nbd::run(&a),
+        Command::Wire(a) => wire::run(&a),
         Command::Topology(a) => topology::run(&a),
         Command::Completions(a) => generate::completions(&a),
         Command::Keeper => keeper::run(),
