@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use jericho_badlink::{Chance, Cut};
 use jericho_daemon::{Counters, Declared, MountCounters, ThreadPolicy};
 use jericho_ether::ETHERTYPE;
 use jericho_fuse::Transport;
 
-use crate::size;
+use crate::{duration, size};
 
 /// How long requests wait for another host, if the user says nothing, in seconds.
 pub const DEAD_AFTER_S: u64 = 180;
@@ -67,6 +68,8 @@ pub enum Command {
     Discover(DiscoverArgs),
     /// Serve a file or block device to NBD clients, such as virtual machines
     Nbd(NbdArgs),
+    /// Forward Ethernet frames between two network interfaces, and spoil some, to test what a bad network does
+    Wire(WireArgs),
     /// Show the NUMA nodes that Jericho uses
     Topology(TopologyArgs),
     /// Print a completion script for a shell
@@ -687,6 +690,69 @@ fn ethertype(text: &str) -> Result<u16, String> {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
+  jericho wire eth1 eth2 --loss 1%
+  jericho wire eth1 eth2 --seed 7 --loss 0.1% --reorder 10% --duplicate 10% --corrupt 1%
+  jericho wire eth1 eth2 --delay 5ms --cut 5s:1s    of every 5 s, nothing passes for the last 1 s
+  kill -USR1 PID                                    cut the link, or join it again
+
+Forwards frames of every Ethertype in both directions. Each fault applies to both directions. The faults of a frame depend only on the seed, the direction and the number \
+of the frame, so the same frames have the same faults again. Cuts depend on the time.
+
+Runs in the foreground until SIGTERM, SIGINT or SIGHUP, and prints one line when it forwards. At the end it prints how many frames of each direction were \
+forwarded, lost, reordered, duplicated, corrupted and cut. The command also counts frames that it dropped without a fault: a buffer was full, a frame was longer than the MTU allows, or it \
+was under way at the end.
+
+The two interfaces should have no addresses, and no bridge. The command needs CAP_NET_RAW. The hosts need no settings: the command itself finishes checksums and divides the \
+long TCP frames that a virtual interface leaves unfinished. So each fault applies to a single frame, as on a cable.")]
+pub struct WireArgs {
+    /// A network interface
+    pub a: String,
+    /// Another network interface
+    pub b: String,
+    /// Number that chooses the faults
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Frames that are lost
+    #[arg(long, value_name = "PERCENT", default_value = "0")]
+    pub loss: Chance,
+    /// Frames that later frames may overtake. A frame waits 10 ms for them at most
+    #[arg(long, value_name = "PERCENT", default_value = "0")]
+    pub reorder: Chance,
+    /// Most frames that overtake a frame
+    #[arg(long, value_name = "FRAMES", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub reorder_by: u32,
+    /// Frames that arrive twice. With --reorder, the copies may be apart
+    #[arg(long, value_name = "PERCENT", default_value = "0")]
+    pub duplicate: Chance,
+    /// Frames of which a byte changes, beyond the Ethernet header
+    #[arg(long, value_name = "PERCENT", default_value = "0")]
+    pub corrupt: Chance,
+    /// Time that each frame takes, with us, ms or s. A direction keeps 64 MiB of frames at most
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = duration::parse)]
+    pub delay: Duration,
+    /// Let nothing pass for the last part of each period, for example 5s:1s
+    #[arg(long, value_name = "PERIOD:LENGTH", value_parser = cut)]
+    pub cut: Option<Cut>,
+}
+
+/// Parses a period and the part of it when nothing passes.
+fn cut(text: &str) -> Result<Cut, String> {
+    const EXAMPLE: &str = "write for example 5s:1s: of every 5 s, nothing passes for the last 1 s";
+    let Some((period, length)) = text.split_once(':') else {
+        return Err(format!("{text:?} is not a period and a length: {EXAMPLE}"));
+    };
+    let (period, length) = (duration::parse(period)?, duration::parse(length)?);
+    match !length.is_zero() && length < period {
+        true => Ok(Cut { period, length }),
+        false => Err(format!(
+            "{text:?} has a length that is zero or not shorter than the period: {EXAMPLE}"
+        )),
+    }
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
   jericho topology
   jericho topology --topology virtual:4
 
@@ -752,6 +818,19 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         super::Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_bad_cut_is_named_in_the_message_with_an_example() {
+        let cut = |period, length| jericho_badlink::Cut { period, length };
+        let ms = std::time::Duration::from_millis;
+        assert_eq!(super::cut("1.5s:200ms"), Ok(cut(ms(1500), ms(200))));
+        for bad in ["5s", "5s:5s", "1s:5s", "5s:0", "5s:1", ":", "5s:1s:1s"] {
+            let message = super::cut(bad).expect_err(bad);
+            let named = bad.split(':').find(|part| message.contains(part));
+            assert!(named.is_some(), "{bad}: {message}");
+            assert!(message.contains("for example"), "{message}");
+        }
     }
 
     #[test]

@@ -11,8 +11,10 @@ mod busy;
 mod check;
 mod control;
 mod discover;
+mod duration;
 mod failure;
 mod format;
+mod forward;
 mod generate;
 mod grow;
 mod helper;
@@ -40,6 +42,7 @@ mod trim;
 mod umount;
 mod utab;
 mod whereis;
+mod wire;
 
 use std::process::ExitCode;
 
@@ -89,6 +92,7 @@ fn run(command: Command) -> Outcome {
         Command::Serve(a) => serve_device::run(&a),
         Command::Discover(a) => discover::run(&a),
         Command::Nbd(a) => nbd::run(&a),
+        Command::Wire(a) => wire::run(&a),
         Command::Topology(a) => topology::run(&a),
         Command::Completions(a) => generate::completions(&a),
         Command::Keeper => keeper::run(),

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use jericho_badlink::Random;
 use jericho_storage::{BLOCK_BYTES, Cause, Device, DiscardEffect, IoError};
 use jericho_sys::errno;
 use parking_lot::Mutex;
@@ -16,7 +17,6 @@ use crate::history::{Entry, History};
 use crate::hook::Hook;
 use crate::image::Image;
 use crate::plan::{Counts, Effect, FaultPlan, Operation};
-use crate::random::Random;
 use crate::supply::{Power, PowerSupply};
 use crate::traffic::Traffic;
 

@@ -6,9 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
+use jericho_badlink::Random;
 use jericho_storage::BLOCK_BYTES;
-
-use crate::random::Random;
 
 /// A power cut tears writes at multiples of this size.
 const SECTOR_BYTES: usize = 512;

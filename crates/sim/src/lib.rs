@@ -5,8 +5,8 @@
 //!
 //! `device` is the device, `image` its contents before and after a power cut, `history` the recorded changes of a device, `supply`
 //! the power of several devices, `set` devices that lose their power together, `plan` the planned faults, `hook` the test's code
-//! before an operation, `traffic` the numbers of operations, and `random` the generator of random numbers. Two more tools are for tests: `lines`
-//! records the cache lines that parts of a program use, and `wire` carries frames and loses some.
+//! before an operation, and `traffic` the numbers of operations. Two more tools are for tests: `lines` records the cache lines that parts of a
+//! program use, and `wire` carries frames and loses some. The generator of random numbers is that of the crate `badlink`.
 
 #![forbid(unsafe_code)]
 
@@ -16,15 +16,14 @@ mod hook;
 mod image;
 pub mod lines;
 mod plan;
-mod random;
 mod set;
 mod supply;
 mod traffic;
 mod wire;
 
 pub use device::{Begun, Logged, SimDevice};
+pub use jericho_badlink::Random;
 pub use plan::{Effect, Fault, FaultPlan, Operation};
-pub use random::Random;
 pub use set::DeviceSet;
 pub use supply::PowerSupply;
 pub use traffic::Traffic;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use jericho_badlink::Random;
 use jericho_storage::{Device, absent_device};
 
 use crate::device::SimDevice;
-use crate::random::Random;
 use crate::supply::PowerSupply;
 
 /// Devices on one power supply, for example the devices of a volume.

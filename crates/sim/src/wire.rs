@@ -1,10 +1,8 @@
 //! A simulated wire: frames between endpoints on several links, with seeded loss, repetition, damage and delay.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::time::Duration;
 
-use crate::random::Random;
+use jericho_badlink::{Chance, Flight, Random};
 
 /// What a link does to frames. Chances are in millionths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,11 +40,8 @@ pub struct Wire {
     random: Random,
     faults: Vec<WireFaults>,
     is_cut: Vec<bool>,
-    /// (time, order of sending, arrival)
-    flying: BinaryHeap<Reverse<(Duration, u64, Arrival)>>,
+    flying: Flight<Arrival>,
     sent: u64,
-    /// Order of the frames in `flying`.
-    order: u64,
 }
 
 impl Wire {
@@ -56,9 +51,8 @@ impl Wire {
             random: Random::of(seed, &[0x7769_7265]),
             is_cut: vec![false; faults.len()],
             faults,
-            flying: BinaryHeap::new(),
+            flying: Flight::new(),
             sent: 0,
-            order: 0,
         }
     }
 
@@ -106,23 +100,20 @@ impl Wire {
 
     /// Makes a frame arrive at a time.
     pub fn hold(&mut self, time: Duration, arrival: Arrival) {
-        self.order += 1;
-        self.flying.push(Reverse((time, self.order, arrival)));
+        self.flying.start(time, arrival);
     }
 
     /// Returns when the next frame arrives.
     pub fn next_time(&self) -> Option<Duration> {
-        self.flying.peek().map(|Reverse((time, ..))| *time)
+        self.flying.next_time()
     }
 
     /// Returns the next frame that has arrived.
     pub fn receive(&mut self, now: Duration) -> Option<Arrival> {
-        let is_due = self.next_time().is_some_and(|time| time <= now);
-        let Reverse((.., arrival)) = is_due.then(|| self.flying.pop())??;
-        Some(arrival)
+        self.flying.take(now)
     }
 
     fn happens(&mut self, millionths: u64) -> bool {
-        millionths > 0 && self.random.below(1_000_000) < millionths
+        Chance::of_millionths(millionths).happens(&mut self.random)
     }
 }

@@ -17,8 +17,8 @@ pub mod errno {
     //! Error numbers that callers compare with.
     pub use libc::{
         EACCES, EAGAIN, EBADF, EBUSY, ECANCELED, ECONNABORTED, EDQUOT, EEXIST, EFAULT, EFBIG,
-        EINTR, EINVAL, EIO, ENODATA, ENODEV, ENOENT, ENOMEM, ENOSPC, ENOSYS, ENOTCONN, ENOTTY,
-        EOPNOTSUPP, EPERM, EROFS,
+        EINTR, EINVAL, EIO, ENOBUFS, ENODATA, ENODEV, ENOENT, ENOMEM, ENOSPC, ENOSYS, ENOTCONN,
+        ENOTTY, EOPNOTSUPP, EPERM, EROFS,
     };
 }
 pub mod limits;
@@ -26,6 +26,7 @@ pub mod load;
 pub mod memory;
 pub mod packet;
 pub mod poller;
+pub mod port;
 pub mod process;
 pub mod queued_write;
 pub mod rseq;
@@ -33,4 +34,5 @@ pub mod service;
 pub mod signals;
 pub mod sockets;
 pub mod timer;
+mod unfinished;
 pub mod uring;

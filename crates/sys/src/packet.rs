@@ -45,6 +45,24 @@ pub enum PacketError {
     },
 }
 
+impl PacketError {
+    /// Returns what makes the error of an action from the kernel's reason.
+    pub(crate) fn of(
+        interface: &str,
+        action: &'static str,
+    ) -> impl FnOnce(io::Error) -> PacketError {
+        let interface = interface.to_owned();
+        move |source| match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => PacketError::Denied(interface),
+            _ => PacketError::Io {
+                action,
+                interface,
+                source,
+            },
+        }
+    }
+}
+
 impl PacketSocket {
     /// Opens a non-blocking socket on an interface. Asks for a receive buffer of `receive_bytes`; the kernel may give less.
     pub fn open(
@@ -52,18 +70,19 @@ impl PacketSocket {
         ethertype: u16,
         receive_bytes: usize,
     ) -> Result<PacketSocket, PacketError> {
+        let socket = PacketSocket::unbound(interface, receive_bytes)?;
+        let failed = PacketError::of(interface, "receive frames");
+        socket.bind(ethertype).map_err(failed)?;
+        Ok(socket)
+    }
+
+    /// Opens a socket that receives nothing before `bind`.
+    pub(crate) fn unbound(
+        interface: &str,
+        receive_bytes: usize,
+    ) -> Result<PacketSocket, PacketError> {
         let name = || interface.to_owned();
-        let failed = |action| {
-            let interface = interface.to_owned();
-            move |source: io::Error| match source.raw_os_error() {
-                Some(libc::EPERM | libc::EACCES) => PacketError::Denied(interface),
-                _ => PacketError::Io {
-                    action,
-                    interface,
-                    source,
-                },
-            }
-        };
+        let failed = |action| PacketError::of(interface, action);
         let text = CString::new(interface).map_err(|_| PacketError::Missing(name()))?;
         // SAFETY: `text` is a string that ends in a zero.
         let index = unsafe { libc::if_nametoindex(text.as_ptr()) };
@@ -120,7 +139,6 @@ impl PacketSocket {
         socket.receive_bytes = socket
             .receive_buffer()
             .map_err(failed("read the size of the receive buffer"))?;
-        socket.bind(ethertype).map_err(failed("receive frames"))?;
         Ok(socket)
     }
 
@@ -190,7 +208,13 @@ impl PacketSocket {
         }
     }
 
-    fn set_option(&self, level: i32, option: i32, value: i32) -> io::Result<()> {
+    /// Returns the number of the interface.
+    pub(crate) fn index(&self) -> i32 {
+        self.index
+    }
+
+    /// Sets an option that is a number.
+    pub(crate) fn set_option(&self, level: i32, option: i32, value: i32) -> io::Result<()> {
         let length = size_of::<i32>() as libc::socklen_t;
         // SAFETY: the pointer and the length are those of `value`.
         let result = unsafe {
@@ -227,7 +251,8 @@ impl PacketSocket {
         }
     }
 
-    fn bind(&self, ethertype: u16) -> io::Result<()> {
+    /// Begins to receive frames of an Ethertype, or of all with ETH_P_ALL.
+    pub(crate) fn bind(&self, ethertype: u16) -> io::Result<()> {
         // SAFETY: all zeros are a valid sockaddr_ll.
         let mut address: libc::sockaddr_ll = unsafe { MaybeUninit::zeroed().assume_init() };
         address.sll_family = libc::AF_PACKET as u16;

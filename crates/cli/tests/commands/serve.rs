@@ -2,23 +2,14 @@
 
 use std::process::{Child, Command, Stdio};
 
+use super::namespaces::{JOINED, inside, without_net_raw};
 use super::support::commands::{kill, wait_until};
 use super::support::{Volume, fail, jericho, pattern, succeed};
 
-/// Returns `jericho serve` in a network namespace of its own with an interface t0, which is up.
+/// Returns `jericho serve` in a network namespace of its own.
 fn serve_inside(setup: &str, arguments: &[&str]) -> Command {
-    let serve = jericho(["serve"]);
-    let mut command = Command::new("unshare");
-    let script = format!("{setup}; exec \"$@\"");
-    command.args(["-Urn", "sh", "-c", &script, "sh"]);
-    command
-        .arg(serve.get_program())
-        .arg("serve")
-        .args(arguments);
-    command
+    inside(setup, &[&["serve"], arguments].concat())
 }
-
-const JOINED: &str = "ip link add t0 mtu 9000 type veth peer name i0 mtu 9000 && ip link set t0 up && ip link set i0 up";
 
 fn disk(volume: &Volume) -> String {
     let path = volume.beside("disk");
@@ -70,10 +61,7 @@ fn serving_is_refused_with_what_to_do() {
     let message = fail(&mut serve_inside("true", &base), 1);
     assert!(message.contains("--no-auth"), "{message}");
     // Without the capability.
-    let mut serve = serve_inside(
-        &format!("{JOINED}; exec setpriv --bounding-set=-net_raw --inh-caps=-net_raw \"$@\""),
-        &base,
-    );
+    let mut serve = serve_inside(&without_net_raw(JOINED), &base);
     let message = fail(serve.arg("--no-auth"), 1);
     assert!(message.contains("CAP_NET_RAW"), "{message}");
 }
