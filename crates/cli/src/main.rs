@@ -10,6 +10,7 @@ mod background;
 mod busy;
 mod check;
 mod control;
+mod events;
 mod failure;
 mod format;
 mod generate;
