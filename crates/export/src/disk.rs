@@ -86,18 +86,23 @@ impl Disk {
     }
 
     /// Writes any bytes inside the device. Keeps all other bytes of the device.
-    pub fn write_bytes(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), IoError> {
+    pub fn write_bytes(
+        &self,
+        offset_bytes: u64,
+        bytes: &[u8],
+        is_durable: bool,
+    ) -> Result<(), IoError> {
         let span = Span::of(offset_bytes..offset_bytes + bytes.len() as u64);
         if bytes.is_empty() {
             return Ok(());
         }
         if span.is_whole() {
             let _held = self.ranges.hold(span.blocks.clone(), Use::Shared);
-            return self.device.write_at(span.blocks.start, bytes);
+            return self.write_blocks(span.blocks.start, bytes, is_durable);
         }
         let mut blocks = AlignedBuffer::new(span.size());
         blocks.as_mut_slice()[span.inside.clone()].copy_from_slice(bytes);
-        self.write(&span, blocks.as_mut_slice(), false)
+        self.write(&span, blocks.as_mut_slice(), is_durable)
     }
 
     /// Reads the blocks of a span.
@@ -121,9 +126,14 @@ impl Disk {
         };
         let _held = self.ranges.hold(span.blocks.clone(), how);
         self.fill_edges(span, blocks)?;
+        self.write_blocks(span.blocks.start, blocks, is_durable)
+    }
+
+    /// Writes whole blocks that the caller holds.
+    fn write_blocks(&self, at: u64, blocks: &[u8], is_durable: bool) -> Result<(), IoError> {
         match is_durable {
-            true => self.device.write_durable(span.blocks.start, blocks),
-            false => self.device.write_at(span.blocks.start, blocks),
+            true => self.device.write_durable(at, blocks),
+            false => self.device.write_at(at, blocks),
         }
     }
 

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - The kernel caches no bytes of the file (FOPEN_DIRECT_IO, no shared mappings), so every read and write comes here.
-//! - FSYNC is answered after the device has made durable all writes that were answered before. The kernel sends it for fsync(2), for
-//!   a write with O_DSYNC, and for the flush of a loop device over the file.
+//! - FSYNC is answered after the device has made durable all writes that were answered before. The kernel sends it for fsync(2) and
+//!   for the flush of a loop device over the file. It sends none for a write with O_DSYNC: such a write is durable when it is answered.
 //! - Reads and writes of whole blocks allocate no memory, once each thread has served a read: the kernel may wait for such a write in
 //!   order to get memory. See docs/internals/attach.md.
 //! - A panic in a request costs only that request (EIO).
@@ -36,6 +36,8 @@ pub const FLUSHED: &str = "jericho.flushed";
 
 /// How long the kernel may cache names and attributes, which never change.
 const TTL: Duration = Duration::from_secs(3600);
+/// A close makes nothing durable, so it needs no request, which would hang if the device does.
+const FILE_FLAGS: u32 = OpenOut::DIRECT_IO | OpenOut::PARALLEL_DIRECT_WRITES | OpenOut::NO_FLUSH;
 /// Inode number of the directory.
 const ROOT: u64 = 1;
 /// Inode number of the file.
@@ -122,8 +124,7 @@ impl DiskServer {
             Operation::SetAttr(args) => self.setattr(ino, &args, reply),
             // The kernel refuses writes, because the mount of a read-only disk is read-only.
             Operation::Open(_) => {
-                let flags = OpenOut::DIRECT_IO | OpenOut::PARALLEL_DIRECT_WRITES;
-                reply.with(&OpenOut::new(0, flags));
+                reply.with(&OpenOut::new(0, FILE_FLAGS));
             }
             Operation::OpenDir => reply.with(&OpenOut::new(0, 0)),
             Operation::ReadDir(args) => self.readdir(&args, reply),
@@ -146,7 +147,7 @@ impl DiskServer {
             Operation::ReadLink => reply.error(libc::EINVAL),
             Operation::Ioctl { .. } => reply.error(libc::ENOTTY),
             Operation::Init(_) => reply.error(libc::EIO),
-            // The kernel does these itself, or without them. A close makes nothing durable, as for any file.
+            // The kernel does these itself, or without them.
             Operation::Flush
             | Operation::StatX
             | Operation::ReadDirPlus(_)
@@ -181,7 +182,9 @@ impl DiskServer {
         if length == 0 && !data.is_empty() {
             return reply.error(libc::ENOSPC);
         }
-        match (self.0.disk).write_bytes(args.offset, &data[..length as usize]) {
+        let is_durable = args.open_flags as i32 & (libc::O_DSYNC | libc::O_SYNC) != 0;
+        let data = &data[..length as usize];
+        match (self.0.disk).write_bytes(args.offset, data, is_durable) {
             Ok(()) => reply.with(&SizeOut::new(length as u32)),
             Err(error) => reply.error(self.errno(&error)),
         }

@@ -50,7 +50,7 @@ use parking_lot::Mutex;
 pub use attach::MountError;
 pub use config::{MountConfig, Transport};
 
-/// Number of threads of a disk: as many requests are at the device at once.
+/// Regular number of threads of a disk: as many requests are at the device at once.
 const DISK_WORKERS: usize = 32;
 
 /// Parses any bytes as messages of the kernel, from the device and from the FUSE ring, and discards the result. For fuzzers.
@@ -197,12 +197,13 @@ pub fn mount_disk(
     };
     let agreed = device::handshake(&channel, &wanted).map_err(undo)?;
     let server = disk::DiskServer::new(disk, name, agreed);
-    // No further threads: all requests are for one device, and a new thread needs memory.
+    // While the device hangs, further threads answer what needs no device, such as the question for the server's process.
     let workers = config.workers.unwrap_or(DISK_WORKERS).max(1);
+    let most = device::workers_max(workers);
     let workers = device::Workers::start(
         "disk-worker",
         &channel,
-        (workers, workers),
+        (workers, most),
         attach::may_open_device(),
         &server,
         &Arc::new(workers::WorkerNodes::anywhere()),
