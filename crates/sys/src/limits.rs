@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::mm::MlockAllFlags;
+use rustix::thread::CapabilitySet;
 
 /// Memory that this process may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,7 +98,8 @@ pub fn locked_memory_limit() -> Option<u64> {
 pub fn lock_memory() -> io::Result<()> {
     let resource = rustix::process::Resource::Memlock;
     let mut limit = rustix::process::getrlimit(resource);
-    if limit.current.is_some() {
+    let held = rustix::thread::capabilities(None)?.effective;
+    if limit.current.is_some() && !held.contains(CapabilitySet::IPC_LOCK) {
         limit.current = None;
         limit.maximum = None;
         rustix::process::setrlimit(resource, limit)?;
