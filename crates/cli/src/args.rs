@@ -551,8 +551,8 @@ pub struct NbdArgs {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
-  mkfs.ext4 $(jericho attach tyche://hostb/data --nic eth1 --loop)   a filesystem on another host's device
-  mount /dev/loop0 /mnt                     with the path that attach has printed
+  jericho attach tyche://hostb/data --loop  prints /dev/loop0, for example
+  mkfs.ext4 /dev/loop0 && mount /dev/loop0 /mnt
   umount /mnt && jericho detach /dev/loop0  everything is durable then
   file=$(jericho attach disk.img)           a file for any program, without root
 
