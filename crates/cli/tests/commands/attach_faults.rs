@@ -110,6 +110,24 @@ fn a_disk_that_cannot_be_made_durable_stays_attached_and_detach_gives_the_cause(
 }
 
 #[test]
+fn a_flush_that_fails_after_the_unmount_is_reported_by_detach() {
+    let disk = Disk::new();
+    let path = attach(&disk, &[]);
+    // The first flush is that of the command, and the second one that of the server's end.
+    order(&disk, "device flush fail-nth 2 EIO lasting\n");
+    let said = fail(jericho(["detach"]).arg(&path), 1);
+    for text in [
+        "was detached, but not everything is durable",
+        "Input/output error",
+    ] {
+        assert!(said.contains(text), "{said}");
+    }
+    let said = fail(jericho(["detach"]).arg(&path), 1);
+    assert!(said.contains("is not attached"), "{said}");
+    assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0);
+}
+
+#[test]
 fn requests_that_hang_end_when_the_server_is_killed() {
     let disk = Disk::new();
     let path = attach(&disk, &[]);
