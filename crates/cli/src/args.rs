@@ -70,6 +70,10 @@ pub enum Command {
     Nbd(NbdArgs),
     /// Forward Ethernet frames between two network interfaces, and spoil some, to test what a bad network does
     Wire(WireArgs),
+    /// Give programs a file or loop device whose bytes are those of a device, also of another host
+    Attach(AttachArgs),
+    /// Make an attached disk durable and remove it
+    Detach(DetachArgs),
     /// Show the NUMA nodes that Jericho uses
     Topology(TopologyArgs),
     /// Print a completion script for a shell
@@ -582,6 +586,78 @@ pub struct NbdArgs {
         hide_default_value = true
     )]
     pub name: String,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  jericho attach tyche://hostb/data --loop  prints /dev/loop0, for example
+  mkfs.ext4 /dev/loop0 && mount /dev/loop0 /mnt
+  umount /mnt && jericho detach /dev/loop0  everything is durable then
+  file=$(jericho attach disk.img)           a file for any program, without root
+
+Prints one line when the disk can be used: the path of the file, or with --loop the path of a loop device over it. A server goes on in \
+the background until jericho detach. At SIGTERM or SIGINT it ends, too, unless the disk is in use; a second signal ends it then.
+
+Programs read and write any bytes of the file. Each read and write goes to the device at once, and fsync(2) makes all writes durable. The file has \
+the size of the device: it cannot be truncated (so use dd conv=notrunc), and shared mappings of it are refused. Holes that a program \
+punches give space back if the device is a file of this host; other devices refuse them. The loop device uses direct I/O and has blocks of 4096 bytes, so a filesystem that \
+is made in the file without it needs mkfs.ext4 -b 4096.
+
+The file is in a directory of its own in /run/jericho for root, and in $XDG_RUNTIME_DIR/jericho for other users. Only the user who \
+attached the disk may use the file. If the server dies, programs get an error. While the disk is attached, no other process can use the \
+device, and with --read-only no other process can write to it.")]
+pub struct AttachArgs {
+    /// A file or block device, or a device of another host: tyche://HOST/NAME
+    pub device: PathBuf,
+    /// Make a loop device over the file, as root
+    #[arg(long = "loop")]
+    pub with_loop: bool,
+    /// Refuse all changes
+    #[arg(long)]
+    pub read_only: bool,
+    /// Directory for the file; it is made if it does not exist
+    #[arg(long, value_name = "DIR")]
+    pub at: Option<PathBuf>,
+    /// File for the messages of the server
+    /// [default: in /var/log/jericho for root, else in ~/.local/state/jericho]
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<PathBuf>,
+    /// Serve in this process instead of the background
+    #[arg(long)]
+    pub foreground: bool,
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+    /// Fail requests after this many seconds without an answer of the other host; 0: never
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = DEAD_AFTER_S,
+        help_heading = "For a device of another host"
+    )]
+    pub dead_after: u64,
+    /// This process is a background server whose parent waits for a line on its standard output.
+    #[arg(long, hide = true)]
+    pub report_to_parent: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  jericho detach /dev/loop0
+  jericho detach tyche://hostb/data
+  jericho detach --force disk.img     end a server that cannot reach its device
+
+Removes the loop device, unmounts the file, writes everything to the device, and returns when it is durable. If something uses the disk, the \
+message names it, and the disk stays attached. If not everything can be made durable, the disk stays attached, too, and the status is 1.
+
+With --force the server ends at once: changes that no fsync(2) has made durable may be lost, and programs that use the disk get errors.")]
+pub struct DetachArgs {
+    /// What attach has printed, or the device as it was attached
+    pub disk: PathBuf,
+    /// End the server at once; changes that are not durable may be lost
+    #[arg(long)]
+    pub force: bool,
 }
 
 #[derive(Args, Debug)]

@@ -1,78 +1,36 @@
-//! Starts the daemon: this program again, in a session of its own.
+//! Starts a daemon: this program again, in a session of its own.
 //!
 //! The daemon's standard output is a pipe to this process. The daemon writes an error message, or, when it serves, lines that the user
 //! should see and a last line that says so. Then it closes the pipe.
 
-use std::io::Read;
-use std::process::{Command, Stdio};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
 
-use jericho_storage::is_remote;
-
-use crate::args::MountOptions;
-use crate::failure::{Context, Failure};
-use crate::mountable::Checked;
+use crate::failure::{Context, Failure, Outcome};
 use crate::{logging, preload};
 
 /// The last line that the daemon writes when it serves.
-pub const SERVING: &str = "serving\n";
+const SERVING: &str = "serving\n";
 
-/// Starts the daemon and waits until it serves.
-pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
-    let (log, log_path) = logging::open(options.log.as_deref(), &checked.volume)?;
+/// Returns the command that runs a subcommand of this program as a daemon. The caller adds further arguments.
+pub fn daemon(subcommand: &str) -> Result<Command, Failure> {
     let program =
         std::env::current_exe().context("cannot find this program to start its daemon")?;
     let mut command = Command::new(program);
     preload::unset(&mut command);
-    command
-        .arg("mount")
-        .args(["--foreground", "--report-to-parent"])
-        .args(["--topology", &options.topology])
-        .args(["--transport", options.transport.name()]);
-    if let Some(policy) = options.threads {
-        command.args(["--threads", policy.name()]);
-    }
-    if let Some(bytes) = options.cache {
-        command.args(["--cache", &bytes.to_string()]);
-    }
-    if let Some(rate) = options.scrub_rate {
-        command.args(["--scrub-rate", &rate.to_string()]);
-    }
-    for name in &options.fast_path {
-        command.arg(format!("--fast-path={name}"));
-    }
-    if options.read_only {
-        command.arg("--read-only");
-    }
-    for device in &options.device {
-        // The daemon has another working directory.
-        let path = match is_remote(device) {
-            true => device.clone(),
-            false => std::path::absolute(device)
-                .context(format_args!("cannot find the device {}", device.display()))?,
-        };
-        command.arg("--device").arg(path);
-    }
-    if options.force {
-        command.arg("--force");
-    }
-    let remote = &options.remote;
-    for interface in &remote.nic {
-        command.arg(format!("--nic={interface}"));
-    }
-    command.arg(format!("--ethertype={}", remote.ethertype));
-    command.arg(format!("--dead-after={}", options.dead_after));
-    if remote.take_over {
-        command.arg("--take-over");
-    }
-    if remote.no_replay {
-        command.arg("--no-replay");
-    }
-    command.arg("--").arg(&checked.volume).arg(&checked.dir);
+    command.args([subcommand, "--foreground", "--report-to-parent"]);
+    Ok(command)
+}
+
+/// Starts a daemon and waits until it serves. Returns the lines that it has written.
+pub fn launch(mut command: Command, log: File, log_path: &Path) -> Result<Vec<String>, Failure> {
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log);
-    // An inherited descriptor of the caller, such as the one of flock(1), would stay open for as long as the volume is mounted.
+    // An inherited descriptor of the caller, such as the one of flock(1), would stay open for as long as the daemon runs.
     let child = jericho_sys::process::spawn_with_standard_streams(&mut command);
     let mut child = child.context("cannot start the daemon")?;
     let mut report = String::new();
@@ -80,11 +38,8 @@ pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
         pipe.read_to_string(&mut report)
             .context("cannot read the daemon's report")?;
     }
-    if let Some(warnings) = report.strip_suffix(SERVING) {
-        for warning in warnings.lines() {
-            eprintln!("jericho: {warning}");
-        }
-        return Ok(());
+    if let Some(lines) = report.strip_suffix(SERVING) {
+        return Ok(lines.lines().map(str::to_owned).collect());
     }
     let status = child.wait().context("cannot wait for the daemon")?;
     if report.is_empty() {
@@ -94,4 +49,46 @@ pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
         )));
     }
     Err(Failure::new(report.trim_end()))
+}
+
+/// Runs the body of a daemon that `launch` has started. Writes its failure to the parent and to the log.
+pub fn run(body: impl FnOnce() -> Outcome) -> Outcome {
+    logging::start();
+    let outcome = leave_directory().and_then(|()| body());
+    if let Err(failure) = &outcome {
+        tracing::error!(%failure, "the daemon ends");
+        // If the daemon was serving already, standard output is /dev/null.
+        let mut out = std::io::stdout();
+        if out
+            .write_all(format!("{failure}\n").as_bytes())
+            .and_then(|()| out.flush())
+            .is_err()
+        {
+            tracing::warn!(
+                "cannot report this failure to the parent, because the parent has ended"
+            );
+        }
+        return Ok(ExitCode::FAILURE);
+    }
+    outcome
+}
+
+/// Leaves the working directory, whose filesystem could not be unmounted otherwise.
+fn leave_directory() -> Result<(), Failure> {
+    std::env::set_current_dir("/").context("cannot change to /")
+}
+
+/// Reports to the parent that the daemon serves, with lines for the user, and closes the parent's pipe.
+pub fn report_serving(lines: &[String]) -> Result<(), Failure> {
+    let mut out = std::io::stdout();
+    let report = lines.iter().map(|line| format!("{line}\n"));
+    let report: String = report.chain([SERVING.to_owned()]).collect();
+    let reported = out.write_all(report.as_bytes()).and_then(|()| out.flush());
+    let null = File::options()
+        .write(true)
+        .open("/dev/null")
+        .context("cannot open /dev/null")?;
+    rustix::stdio::dup2_stdout(&null).context("cannot close the parent's pipe")?;
+    // If the report failed, the parent was interrupted before the mount was there, so the user no longer wants the mount.
+    reported.context("the process that requested the mount has ended")
 }

@@ -1,17 +1,22 @@
 //! The `jericho` command: formats, mounts, inspects and checks volumes.
 //!
 //! Reading order: `args` (the contract with scripts), then one module per subcommand. `serve` is the daemon of a mount; `mount` and `run`
-//! start this program again to run it. A subcommand talks to the daemon of a mount through extended attributes (`control`).
+//! start this program again to run it. `disk` is the server that `attach` starts. A subcommand talks to the daemon of a mount through extended attributes (`control`).
 #![forbid(unsafe_code)]
 
 mod add;
 mod args;
+mod attach;
+mod attached;
 mod background;
 mod busy;
 mod check;
 mod control;
+mod detach;
 mod discover;
+mod disk;
 mod duration;
+mod events;
 mod failure;
 mod format;
 mod forward;
@@ -20,6 +25,7 @@ mod grow;
 mod helper;
 mod keeper;
 mod logging;
+mod loops;
 mod mount;
 mod mountable;
 mod mounts;
@@ -92,6 +98,8 @@ fn run(command: Command) -> Outcome {
         Command::Serve(a) => serve_device::run(&a),
         Command::Discover(a) => discover::run(&a),
         Command::Nbd(a) => nbd::run(&a),
+        Command::Attach(a) => attach::run(&a),
+        Command::Detach(a) => detach::run(&a),
         Command::Wire(a) => wire::run(&a),
         Command::Topology(a) => topology::run(&a),
         Command::Completions(a) => generate::completions(&a),

@@ -19,9 +19,9 @@ pub struct Checked {
 
 /// Checks a mount before anything is touched. Changes nothing, except that it detaches from `dir` a mount whose daemon has died.
 pub fn check(volume: &Path, dir: &Path, options: &MountOptions) -> Result<Checked, Failure> {
-    let canonical = match remote::is_name(volume)? {
-        true => Ok(volume.to_owned()),
-        false => std::fs::canonicalize(volume),
+    let canonical = match remote::named(volume)? {
+        Some(_) => Ok(volume.to_owned()),
+        None => std::fs::canonicalize(volume),
     };
     let volume = canonical.map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Failure::new(format!(

@@ -28,8 +28,13 @@ pub struct Mount {
 
 /// Returns all mounts that this process sees. Of several mounts on one directory, the last one is visible.
 pub fn list() -> Result<Vec<Mount>, Failure> {
-    let path = "/proc/self/mountinfo";
-    let text = std::fs::read(path).context(format_args!("cannot read {path}"))?;
+    let path = Path::new("/proc/self/mountinfo");
+    seen_by(path).context(format_args!("cannot read {}", path.display()))
+}
+
+/// Returns the mounts in a process's file `mountinfo`.
+pub fn seen_by(mountinfo: &Path) -> std::io::Result<Vec<Mount>> {
+    let text = std::fs::read(mountinfo)?;
     Ok(text.split(|b| *b == b'\n').filter_map(parse).collect())
 }
 

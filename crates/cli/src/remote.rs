@@ -24,6 +24,7 @@ pub fn prepare(command: &Command) {
         Command::Mount(args) => (&args.options.remote, args.options.dead_after),
         Command::Run(args) => (&args.options.remote, args.options.dead_after),
         Command::Nbd(args) => (&args.remote, args.dead_after),
+        Command::Attach(args) => (&args.remote, args.dead_after),
         // Finds the options among those of the daemon.
         Command::Umount(_) => return,
         _ => (&RemoteArgs::default(), DEAD_AFTER_S),
@@ -52,14 +53,31 @@ fn set(args: &RemoteArgs, dead_after_s: u64) {
     })));
 }
 
-/// Refuses a path that is meant to be the name of a remote device and is none. Returns whether it is one.
-pub fn is_name(path: &Path) -> Result<bool, Failure> {
-    if !is_remote(path) {
-        return Ok(false);
+/// Returns the name of a device of another host. Returns `None` for the path of one of this host.
+pub fn named(path: &Path) -> Result<Option<Remote>, Failure> {
+    match is_remote(path) {
+        true => {
+            let parsed = path.to_string_lossy().parse();
+            parsed.map(Some).context("cannot use this name")
+        }
+        false => Ok(None),
     }
-    let text = path.to_string_lossy();
-    let parsed: Result<Remote, _> = text.parse();
-    parsed.map(|_| true).context("cannot use this name")
+}
+
+/// Returns the options of a daemon that uses the same devices.
+pub fn options(args: &RemoteArgs, dead_after_s: u64) -> Vec<String> {
+    let mut options = vec![
+        format!("--ethertype={}", args.ethertype),
+        format!("--dead-after={dead_after_s}"),
+    ];
+    options.extend(
+        args.nic
+            .iter()
+            .map(|interface| format!("--nic={interface}")),
+    );
+    options.extend(args.take_over.then(|| "--take-over".to_owned()));
+    options.extend(args.no_replay.then(|| "--no-replay".to_owned()));
+    options
 }
 
 /// Returns the interfaces: those of the option or of the environment, or all that are up.

@@ -13,7 +13,7 @@ use signal_hook::iterator::Signals;
 
 use crate::args::{MountOptions, RunArgs};
 use crate::failure::{Context, Failure, Outcome};
-use crate::{background, mountable, preload, umount};
+use crate::{mount, mountable, preload, umount};
 
 pub fn run(args: &RunArgs) -> Outcome {
     let (program, arguments) = args.command.split_first().ok_or_else(|| {
@@ -102,7 +102,7 @@ fn on_mount(
     // Collects signals from here on: a signal must not end this process between mount and unmount.
     let mut signals =
         Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals")?;
-    background::start(&checked, options)?;
+    mount::start(&checked, options)?;
 
     // Prepares the environment after the mount, so that it names the mount.
     let outcome = prepare(&mut command)

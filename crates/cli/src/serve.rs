@@ -10,26 +10,23 @@
 //! holds the volume until all data is written, or until a second signal discards it.
 
 use std::fs::File;
-use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use jericho_daemon::{Mounted, OpenOptions};
 use jericho_fuse::attach::Connection;
 use jericho_fuse::{MountConfig, MountError, Running};
-use jericho_sys::{limits, service};
+use jericho_sys::limits;
 use jericho_topology::Topology;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use crate::args::{MountArgs, MountOptions};
-use crate::background::SERVING;
+use crate::events::{self, Event, HANGUP};
 use crate::failure::{Context, Failure, Outcome};
 use crate::mountable::{self, Checked};
-use crate::{busy, keeper, logging, mounts, notify, utab};
+use crate::{background, busy, keeper, logging, mounts, notify, utab};
 
 /// How long programs may continue to use the mount after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
@@ -38,19 +35,10 @@ const GRACE: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(1);
 /// The first signal requests a stop, the second a stop that discards data.
 const SIGNALS_TO_DISCARD: usize = 2;
-/// Requests a stop and never discards: shells and session managers send it in addition to another signal.
-const HANGUP: &str = "SIGHUP";
 /// Bytes that the background check of a volume with checksums reads in a second by default: a terabyte in three days.
 const SCRUB_RATE: u64 = 4 << 20;
 /// Maximum number of files named in one message.
 const NAMES_MAX: usize = 100;
-
-enum Event {
-    /// The name of a signal that requests a stop.
-    Signal(&'static str),
-    /// The mount has ended.
-    Unmounted(std::io::Result<()>),
-}
 
 /// Serves in this process. Messages and errors go to standard error.
 pub fn in_foreground(checked: &Checked, options: &MountOptions) -> Outcome {
@@ -58,50 +46,13 @@ pub fn in_foreground(checked: &Checked, options: &MountOptions) -> Outcome {
     serve(checked, options, |_| Ok(()))
 }
 
-/// Serves as the daemon that `background::start` started.
+/// Serves as the daemon that `mount` started.
 pub fn as_daemon(args: &MountArgs) -> Outcome {
-    logging::start();
     let checked = Checked {
         volume: args.volume.clone(),
         dir: args.dir.clone(),
     };
-    let outcome = leave_directory().and_then(|()| serve(&checked, &args.options, report_serving));
-    if let Err(failure) = &outcome {
-        tracing::error!(%failure, "the daemon ends");
-        // If the daemon was serving already, standard output is /dev/null.
-        let mut out = std::io::stdout();
-        if out
-            .write_all(format!("{failure}\n").as_bytes())
-            .and_then(|()| out.flush())
-            .is_err()
-        {
-            tracing::warn!(
-                "cannot report this failure to the parent, because the parent has ended"
-            );
-        }
-        return Ok(ExitCode::FAILURE);
-    }
-    outcome
-}
-
-/// Leaves the working directory, whose filesystem could not be unmounted otherwise.
-fn leave_directory() -> Result<(), Failure> {
-    std::env::set_current_dir("/").context("cannot change to /")
-}
-
-/// Reports to the parent, and closes the parent's pipe.
-fn report_serving(warnings: &[String]) -> Result<(), Failure> {
-    let mut out = std::io::stdout();
-    let report = warnings.iter().map(|warning| format!("{warning}\n"));
-    let report: String = report.chain([SERVING.to_owned()]).collect();
-    let reported = out.write_all(report.as_bytes()).and_then(|()| out.flush());
-    let null = File::options()
-        .write(true)
-        .open("/dev/null")
-        .context("cannot open /dev/null")?;
-    rustix::stdio::dup2_stdout(&null).context("cannot close the parent's pipe")?;
-    // If the report failed, the parent was interrupted before the mount was there, so the user no longer wants the mount.
-    reported.context("the process that requested the mount has ended")
+    background::run(|| serve(&checked, &args.options, background::report_serving))
 }
 
 fn serve(
@@ -111,7 +62,7 @@ fn serve(
 ) -> Outcome {
     let (events, inbox) = channel();
     // Listens before the volume is touched, so that a signal never ends the daemon midway.
-    listen_for_signals(events.clone())?;
+    events::listen_for_signals(events.clone())?;
     // Each program takes two descriptors. Service managers often set a soft limit of 1024, and a hard limit of about 500,000.
     limits::raise_open_files();
     let topology =
@@ -145,7 +96,7 @@ fn serve(
     };
     tracing::info!(volume = %checked.volume.display(), dir = %checked.dir.display(), "serving");
     let entry = utab::enter(&checked.volume, &checked.dir);
-    watch(running.clone(), events)?;
+    events::watch(running.clone(), events)?;
     let warnings = mounted.warnings();
     for warning in &warnings {
         tracing::warn!("{warning}");
@@ -241,38 +192,6 @@ fn close(mounted: &Mounted) -> Result<(), Failure> {
             "not everything could be written: {e}; see the messages above"
         ))
     })
-}
-
-fn listen_for_signals(events: Sender<Event>) -> Result<(), Failure> {
-    let mut signals =
-        Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals")?;
-    service::spawn("signals", move || pass_signals_on(&mut signals, &events))
-        .context("cannot start the thread that listens for signals")?;
-    Ok(())
-}
-
-fn pass_signals_on(signals: &mut Signals, events: &Sender<Event>) {
-    for signal in signals.forever() {
-        let name = match signal {
-            SIGTERM => "SIGTERM",
-            SIGINT => "SIGINT",
-            _ => HANGUP,
-        };
-        if events.send(Event::Signal(name)).is_err() {
-            return;
-        }
-    }
-}
-
-fn watch(running: Arc<Running>, events: Sender<Event>) -> Result<(), Failure> {
-    std::thread::Builder::new()
-        .name("watch".into())
-        .spawn(move || {
-            // An error is ignored: the receiver has ended and does not wait for this event.
-            let _ = events.send(Event::Unmounted(service::run(|| running.wait())));
-        })
-        .context("cannot start the thread that waits for the end of the mount")?;
-    Ok(())
 }
 
 /// Unmounts, by force if needed, and waits until the kernel has released the mount or the grace period is over.

@@ -13,9 +13,9 @@ use crate::{mounts, remote};
 
 /// Opens a device, and claims it for as long as the caller holds the claim. A device of another host is claimed there.
 pub fn open(path: &Path, read_only: bool) -> Result<(Arc<dyn Device>, Option<Claim>), Failure> {
-    let claim = match remote::is_name(path)? {
-        true => None,
-        false => Some(claim(path, read_only)?),
+    let claim = match remote::named(path)? {
+        Some(_) => None,
+        None => Some(claim(path, read_only)?),
     };
     let options = OpenOptions {
         read_only,

@@ -1,30 +1,21 @@
-//! A device as clients see it: a range of bytes.
-//!
-//! A device transfers whole blocks. Here requests for any bytes become transfers of blocks. A change of a part of a block reads the
-//! block first, while `ranges` keeps all other changes of the block away.
-//!
-//! # Invariants
-//! - Every change holds its blocks in `ranges` from before its first read until after its last write.
-//! - A durable change ends only after the device has made it durable.
+//! A disk with what NBD clients see of it besides its bytes: name, abilities, and the status of its blocks.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use jericho_storage::{AlignedBuffer, BLOCK_BYTES, Device, DiscardEffect, IoError};
+use jericho_storage::{Device, IoError};
 
+use crate::disk::Disk;
 use crate::protocol::{
     FLAG_CAN_MULTI_CONN, FLAG_HAS_FLAGS, FLAG_READ_ONLY, FLAG_SEND_FAST_ZERO, FLAG_SEND_FLUSH,
     FLAG_SEND_FUA, FLAG_SEND_TRIM, FLAG_SEND_WRITE_ZEROES, STATE_HOLE, STATE_ZERO,
     STRING_BYTES_MAX,
 };
-use crate::ranges::{Ranges, Use};
-use crate::span::{Span, whole_blocks};
+use crate::span::Span;
 
 /// Maximum length of an export's name.
 pub const NAME_BYTES_MAX: usize = STRING_BYTES_MAX;
-
-const BLOCK: usize = BLOCK_BYTES as usize;
 
 /// How a device is served.
 #[derive(Clone, Debug, Default)]
@@ -33,25 +24,6 @@ pub struct ExportOptions {
     pub name: String,
     /// Refuses changes.
     pub read_only: bool,
-}
-
-/// How zeros are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Zeroes {
-    /// The zeros must be durable at the end.
-    pub is_durable: bool,
-    /// The range must not become a hole.
-    pub keeps_space: bool,
-    /// Fails at once unless this is faster than writing.
-    pub must_be_fast: bool,
-}
-
-/// The end of a write of zeros that did not fail on the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Zeroed {
-    Done,
-    /// The range is as before, because this device can make zeros only by writing them.
-    NotFast,
 }
 
 /// A run of bytes with the same flags of the context "base:allocation".
@@ -63,20 +35,17 @@ pub(crate) struct Status {
 
 /// A served device. All connections share it.
 pub struct Export {
-    device: Arc<dyn Device>,
+    pub(crate) disk: Disk,
     options: ExportOptions,
-    ranges: Ranges,
     is_ending: AtomicBool,
 }
 
 impl Export {
     /// Serves `device`. Refuses changes if the device or `options` do.
-    pub fn new(device: Arc<dyn Device>, mut options: ExportOptions) -> Export {
-        options.read_only |= device.is_read_only();
+    pub fn new(device: Arc<dyn Device>, options: ExportOptions) -> Export {
         Export {
-            device,
+            disk: Disk::new(device, options.read_only),
             options,
-            ranges: Ranges::default(),
             is_ending: AtomicBool::new(false),
         }
     }
@@ -88,24 +57,11 @@ impl Export {
 
     /// Returns the text that describes the device to clients.
     pub(crate) fn description(&self) -> String {
-        let mut text = format!("jericho: {}", self.device.name());
+        let mut text = format!("jericho: {}", self.disk.device().name());
         let mut ends = (0..=STRING_BYTES_MAX.min(text.len())).rev();
         let end = ends.find(|end| text.is_char_boundary(*end));
         text.truncate(end.unwrap_or(0));
         text
-    }
-
-    /// Returns the size in bytes.
-    pub fn size_bytes(&self) -> u64 {
-        self.device.size_bytes()
-    }
-
-    pub(crate) fn is_read_only(&self) -> bool {
-        self.options.read_only
-    }
-
-    pub(crate) fn can_trim(&self) -> bool {
-        !self.is_read_only() && self.device.discard_effect() != DiscardEffect::Nothing
     }
 
     /// Refuses new requests from now on.
@@ -121,136 +77,15 @@ impl Export {
     /// use several at a time.
     pub(crate) fn flags(&self) -> u16 {
         let flags = FLAG_HAS_FLAGS | FLAG_SEND_FLUSH | FLAG_CAN_MULTI_CONN;
-        let trim = if self.can_trim() { FLAG_SEND_TRIM } else { 0 };
-        match self.is_read_only() {
+        let trim = if self.disk.can_trim() {
+            FLAG_SEND_TRIM
+        } else {
+            0
+        };
+        match self.disk.is_read_only() {
             true => flags | FLAG_READ_ONLY,
             false => flags | trim | FLAG_SEND_FUA | FLAG_SEND_WRITE_ZEROES | FLAG_SEND_FAST_ZERO,
         }
-    }
-
-    /// Reads the blocks of a span.
-    pub(crate) fn read(&self, span: &Span, blocks: &mut [u8]) -> Result<(), IoError> {
-        self.device.read_at(span.blocks.start, blocks)
-    }
-
-    /// Writes the bytes of a span, which are at `span.inside` of `blocks`. Fills the rest of `blocks` with what the device has there.
-    pub(crate) fn write(
-        &self,
-        span: &Span,
-        blocks: &mut [u8],
-        is_durable: bool,
-    ) -> Result<(), IoError> {
-        if span.inside.is_empty() {
-            return Ok(());
-        }
-        let how = match span.is_whole() {
-            true => Use::Shared,
-            false => Use::Alone,
-        };
-        let _held = self.ranges.hold(span.blocks.clone(), how);
-        self.fill_edges(span, blocks)?;
-        match is_durable {
-            true => self.device.write_durable(span.blocks.start, blocks),
-            false => self.device.write_at(span.blocks.start, blocks),
-        }
-    }
-
-    /// Copies the device's bytes before and after a span's bytes into their blocks.
-    fn fill_edges(&self, span: &Span, blocks: &mut [u8]) -> Result<(), IoError> {
-        let Range { start, end } = span.inside;
-        if span.is_whole() {
-            return Ok(());
-        }
-        let mut edge = AlignedBuffer::new(BLOCK);
-        let edge = edge.as_mut_slice();
-        if start > 0 {
-            self.device.read_at(span.blocks.start, edge)?;
-            blocks[..start].copy_from_slice(&edge[..start]);
-        }
-        let kept = end % BLOCK;
-        if kept > 0 {
-            let last = blocks.len() - BLOCK;
-            if start == 0 || last > 0 {
-                let at = span.blocks.start + last as u64;
-                self.device.read_at(at, edge)?;
-            }
-            blocks[last + kept..].copy_from_slice(&edge[kept..]);
-        }
-        Ok(())
-    }
-
-    /// Makes all changes durable whose replies were sent before, on any connection.
-    pub(crate) fn flush(&self) -> Result<(), IoError> {
-        match self.is_read_only() {
-            true => Ok(()),
-            false => self.device.flush(),
-        }
-    }
-
-    /// Discards the whole blocks of a range. Does nothing where the device cannot.
-    pub(crate) fn trim(&self, bytes: Range<u64>, is_durable: bool) -> Result<(), IoError> {
-        let blocks = whole_blocks(&bytes);
-        if !blocks.is_empty() {
-            let _held = self.ranges.hold(blocks.clone(), Use::Shared);
-            match (self.device).discard(blocks.start, blocks.end - blocks.start) {
-                Err(error) if error.is_unsupported() => {}
-                discarded => discarded?,
-            }
-        }
-        match is_durable {
-            true => self.device.flush(),
-            false => Ok(()),
-        }
-    }
-
-    /// Writes zeros. Makes a hole if the caller permits it and the device's holes read as zeros.
-    pub(crate) fn write_zeroes(&self, bytes: Range<u64>, how: Zeroes) -> Result<Zeroed, IoError> {
-        let middle = whole_blocks(&bytes);
-        let edges = match middle.is_empty() {
-            true => [bytes.clone(), 0..0],
-            false => [bytes.start..middle.start, middle.end..bytes.end],
-        };
-        let edges = edges.into_iter().filter(|edge| !edge.is_empty());
-        let covered = Span::of(bytes.clone()).blocks;
-        let held = match covered == middle {
-            true => Use::Shared,
-            false => Use::Alone,
-        };
-        let _held = self.ranges.hold(covered, held);
-        if !middle.is_empty() && self.zero_blocks(&middle, how)? == Zeroed::NotFast {
-            return Ok(Zeroed::NotFast);
-        }
-        for edge in edges {
-            self.zero_edge(edge)?;
-        }
-        if how.is_durable {
-            self.device.flush()?;
-        }
-        Ok(Zeroed::Done)
-    }
-
-    /// Writes zeros to whole blocks that the caller holds.
-    fn zero_blocks(&self, blocks: &Range<u64>, how: Zeroes) -> Result<Zeroed, IoError> {
-        let (offset_bytes, length_bytes) = (blocks.start, blocks.end - blocks.start);
-        if !how.keeps_space && self.device.discard_makes_zeros() {
-            match self.device.discard(offset_bytes, length_bytes) {
-                Err(error) if error.is_unsupported() => {}
-                discarded => return discarded.map(|()| Zeroed::Done),
-            }
-        }
-        if how.must_be_fast {
-            return Ok(Zeroed::NotFast);
-        }
-        self.device.write_zeros(offset_bytes, length_bytes)?;
-        Ok(Zeroed::Done)
-    }
-
-    /// Writes zeros to less than two blocks that the caller holds: the bytes before or after whole blocks, or all of a short range.
-    fn zero_edge(&self, bytes: Range<u64>) -> Result<(), IoError> {
-        let span = Span::of(bytes);
-        let mut blocks = AlignedBuffer::new(span.size());
-        self.fill_edges(&span, blocks.as_mut_slice())?;
-        self.device.write_at(span.blocks.start, blocks.as_slice())
     }
 
     /// Returns the status of a range from its beginning on: at most `runs_max` runs, of which neighbours differ.
@@ -263,7 +98,7 @@ impl Export {
         let mut runs: Vec<Status> = vec![];
         let mut at = blocks.start;
         while at < blocks.end {
-            let extent = self.device.extent_at(at, blocks.end - at)?;
+            let extent = self.disk.device().extent_at(at, blocks.end - at)?;
             let end = at + extent.length_bytes;
             // At most a request's length, which has 32 bits.
             let length_bytes = (end.min(bytes.end) - at.max(bytes.start)) as u32;
@@ -284,70 +119,5 @@ impl Export {
             at = end;
         }
         Ok(runs)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use jericho_sim::SimDevice;
-
-    #[test]
-    fn any_write_and_any_zeros_leave_all_other_bytes_as_they_are() {
-        let size = 4 * BLOCK;
-        let device = Arc::new(SimDevice::new("sim", size as u64));
-        let export = Export::new(device, ExportOptions::default());
-        let read = || {
-            let span = Span::of(0..size as u64);
-            let mut bytes = vec![0; size];
-            export.read(&span, &mut bytes).unwrap();
-            bytes
-        };
-        let mut model = vec![0; size];
-        let cuts = [0, 1, 511, 4095, 4096, 4097, 8191, 8192, 9000, 16383, 16384];
-        let mut fill = 0;
-        for start in cuts {
-            for end in cuts.into_iter().filter(|end| *end > start) {
-                fill = fill % 250 + 1;
-                let span = Span::of(start as u64..end as u64);
-                let mut blocks = vec![0xee; span.size()];
-                blocks[span.inside.clone()].fill(fill);
-                export.write(&span, &mut blocks, end % 2 == 0).unwrap();
-                model[start..end].fill(fill);
-                assert!(read() == model, "write {start}..{end}");
-                let (start, end) = (start + (end - start) / 3, end - (end - start) / 3);
-                let zeroed = export.write_zeroes(start as u64..end as u64, Zeroes::default());
-                assert_eq!(zeroed.unwrap(), Zeroed::Done);
-                model[start..end].fill(0);
-                assert!(read() == model, "zeros {start}..{end}");
-            }
-        }
-    }
-
-    #[test]
-    fn fast_zeros_change_nothing_on_a_device_that_must_write_them() {
-        // Its discarded blocks read as garbage.
-        let device = Arc::new(SimDevice::new("sim", 8 << 12).with_discards());
-        let export = Export::new(device.clone(), ExportOptions::default());
-        let span = Span::of(0..8 << 12);
-        export.write(&span, &mut vec![7; 8 << 12], false).unwrap();
-        let before = device.digest();
-        let fast = Zeroes {
-            must_be_fast: true,
-            ..Zeroes::default()
-        };
-        let zeroed = export.write_zeroes(100..20_000, fast);
-        assert_eq!(zeroed.unwrap(), Zeroed::NotFast);
-        assert_eq!(device.digest(), before);
-        export.write_zeroes(100..20_000, Zeroes::default()).unwrap();
-        let mut bytes = vec![1; 8 << 12];
-        export.read(&span, &mut bytes).unwrap();
-        assert!(bytes[100..20_000].iter().all(|byte| *byte == 0));
-        assert!(
-            bytes[..100]
-                .iter()
-                .chain(&bytes[20_000..])
-                .all(|byte| *byte == 7)
-        );
     }
 }

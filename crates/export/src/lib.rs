@@ -13,14 +13,15 @@
 //! connections use while it sends.
 //!
 //! # Where to read on
-//! `protocol` has the numbers of the protocol. `span` has the blocks around a range of bytes. [`Export`] turns requests for
-//! bytes into requests for blocks, and `ranges` keeps requests apart that change the same block. `options` parses the options of the negotiation and `negotiation` answers them;
+//! `protocol` has the numbers of the protocol. `span` has the blocks around a range of bytes. [`Disk`] turns requests for
+//! bytes into requests for blocks, and `ranges` keeps requests apart that change the same block. [`Export`] is what NBD adds to it. `options` parses the options of the negotiation and `negotiation` answers them;
 //! `request` parses and checks a request, and `reply` makes replies. `transmission` runs the requests of a connection within the
 //! limits of `budget`. `socket` listens, and [`Server`] runs the connections and ends them.
 
 #![forbid(unsafe_code)]
 
 mod budget;
+mod disk;
 mod ended;
 mod export;
 mod negotiation;
@@ -36,6 +37,7 @@ mod transmission;
 
 use std::io::{Read, Write};
 
+pub use disk::{Disk, Zeroed, Zeroes};
 pub use ended::Ended;
 pub use export::{Export, ExportOptions, NAME_BYTES_MAX};
 pub use protocol::TCP_PORT;

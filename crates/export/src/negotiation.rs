@@ -196,7 +196,7 @@ impl<W: Write> Negotiation<'_, W> {
                 String::from_utf8_lossy(name)
             )));
         }
-        let mut answer = self.export.size_bytes().to_be_bytes().to_vec();
+        let mut answer = self.export.disk.size_bytes().to_be_bytes().to_vec();
         answer.extend(self.transmission_flags().to_be_bytes());
         if !self.omits_zeros {
             answer.extend([0; EXPORT_NAME_ZEROS]);
@@ -212,7 +212,7 @@ impl<W: Write> Negotiation<'_, W> {
             self.reply(option, REP_ERR_UNKNOWN, b"there is no export of this name")?;
             return Ok(false);
         }
-        let mut export = self.export.size_bytes().to_be_bytes().to_vec();
+        let mut export = self.export.disk.size_bytes().to_be_bytes().to_vec();
         export.extend(self.transmission_flags().to_be_bytes());
         self.info(option, INFO_EXPORT, &export)?;
         let sizes = [BLOCK_BYTES_MIN, BLOCK_BYTES as u32, PAYLOAD_BYTES_MAX];

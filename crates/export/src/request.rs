@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::export::{Export, Zeroes};
+use crate::disk::Zeroes;
+use crate::export::Export;
 use crate::negotiation::Agreed;
 use crate::protocol::{
     CMD_BLOCK_STATUS, CMD_DISC, CMD_FLAG_DF, CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE,
@@ -107,12 +108,12 @@ impl Request {
             return refuse(EINVAL, "the request does not have all of these flags");
         }
         let is_change = matches!(self.kind, CMD_WRITE | CMD_TRIM | CMD_WRITE_ZEROES);
-        if is_change && export.is_read_only() {
+        if is_change && export.disk.is_read_only() {
             return refuse(EPERM, "the export is read-only");
         }
         let end = self.offset_bytes.checked_add(self.length_bytes.into());
         let bytes = match end {
-            Some(end) if end <= export.size_bytes() => self.offset_bytes..end,
+            Some(end) if end <= export.disk.size_bytes() => self.offset_bytes..end,
             _ if matches!(self.kind, CMD_WRITE | CMD_WRITE_ZEROES) => {
                 return refuse(ENOSPC, "the range ends beyond the export");
             }
@@ -130,7 +131,7 @@ impl Request {
                 refuse(EINVAL, "a flush has no range")
             }
             CMD_FLUSH => Ok(Command::Flush),
-            CMD_TRIM if export.can_trim() => Ok(Command::Trim { bytes, is_durable }),
+            CMD_TRIM if export.disk.can_trim() => Ok(Command::Trim { bytes, is_durable }),
             CMD_WRITE_ZEROES => Ok(Command::WriteZeroes {
                 bytes,
                 how: Zeroes {

@@ -96,7 +96,7 @@ impl Server {
         if left > 0 {
             tracing::warn!("{left} connections still wait for the device");
         }
-        shared.export.flush()
+        shared.export.disk.flush()
     }
 }
 

@@ -15,8 +15,9 @@ use jericho_storage::{AlignedBuffer, BLOCK_BYTES, IoError};
 use parking_lot::{Condvar, Mutex};
 
 use crate::budget::Budget;
+use crate::disk::Zeroed;
 use crate::ended::Ended;
-use crate::export::{Export, Zeroed};
+use crate::export::Export;
 use crate::negotiation::Agreed;
 use crate::protocol::{EIO, ENOTSUP, PAYLOAD_BYTES_MAX};
 use crate::reply;
@@ -300,22 +301,22 @@ impl<W: Write + Send> Transmission<'_, W> {
     }
 
     fn execute(&self, job: &mut Job) -> Result<Outcome, IoError> {
-        let export = self.export;
+        let (export, disk) = (self.export, &self.export.disk);
         match (&job.command, &mut job.buffer) {
             (Command::Read(_), Some((span, buffer))) => {
-                export.read(span, &mut buffer.as_mut_slice()[HEADER_SPACE..])?;
+                disk.read(span, &mut buffer.as_mut_slice()[HEADER_SPACE..])?;
                 return Ok(Outcome::BlocksRead);
             }
             (Command::Write { is_durable, .. }, Some((span, buffer))) => {
-                export.write(span, buffer.as_mut_slice(), *is_durable)?;
+                disk.write(span, buffer.as_mut_slice(), *is_durable)?;
             }
             (Command::Read(_) | Command::Write { .. }, None) => {
                 unreachable!("reads and writes have a buffer")
             }
-            (Command::Flush, _) => export.flush()?,
-            (Command::Trim { bytes, is_durable }, _) => export.trim(bytes.clone(), *is_durable)?,
+            (Command::Flush, _) => disk.flush()?,
+            (Command::Trim { bytes, is_durable }, _) => disk.trim(bytes.clone(), *is_durable)?,
             (Command::WriteZeroes { bytes, how }, _) => {
-                if export.write_zeroes(bytes.clone(), *how)? == Zeroed::NotFast {
+                if disk.write_zeroes(bytes.clone(), *how)? == Zeroed::NotFast {
                     return Ok(Outcome::Failed {
                         error: ENOTSUP,
                         why: "zeros are not faster than writes here".into(),

@@ -167,7 +167,7 @@ fn mount_directly(device: &OwnedFd, dir: &Path, config: &MountConfig) -> Result<
     rustix::mount::mount(
         config.source.as_str(),
         dir,
-        "fuse.jericho",
+        format!("fuse.{}", config.subtype),
         flags,
         data.as_c_str(),
     )
@@ -180,9 +180,10 @@ fn ask_helper(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
         cause,
     };
     let mut options = format!(
-        "fsname={},subtype=jericho,default_permissions",
+        "fsname={},subtype={},default_permissions",
         // A comma would end the option.
-        config.source.replace('\\', "\\\\").replace(',', "\\,")
+        config.source.replace('\\', "\\\\").replace(',', "\\,"),
+        config.subtype,
     );
     if config.allow_other {
         options.push_str(",allow_other");

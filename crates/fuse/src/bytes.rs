@@ -10,11 +10,12 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::control::TrimRange;
 use crate::convert::errno;
-use crate::filesystem::{Jericho, Outcome, REQUEST_BYTES_MAX};
+use crate::filesystem::{Jericho, Outcome};
 use crate::protocol::InHeader;
 use crate::protocol::answer::{IoctlOut, SizeOut};
 use crate::protocol::request::{CopyIn, FallocateIn, FsyncIn, IoctlIn, LseekIn, Transfer};
 use crate::reply::{Reply, Room};
+use crate::server::REQUEST_BYTES_MAX;
 
 /// Returns the mode of a write from its arguments.
 fn mode(args: &Transfer) -> WriteMode {

@@ -34,11 +34,13 @@ impl Transport {
     }
 }
 
-/// How a volume is mounted.
+/// How a volume or a disk is mounted.
 #[derive(Clone, Debug)]
 pub struct MountConfig {
-    /// The source that `mount` and `/proc/mounts` show: the path of the volume.
+    /// The source that `mount` and `/proc/mounts` show: the path of the volume or device.
     pub source: String,
+    /// The type that `mount` and `/proc/mounts` show, after "fuse.".
+    pub subtype: &'static str,
     /// The kernel refuses all changes.
     pub read_only: bool,
     /// Other users may use the mount; the kernel checks their permissions. For an ordinary user, this requires `user_allow_other`
@@ -46,10 +48,10 @@ pub struct MountConfig {
     pub allow_other: bool,
     /// The kernel honours set-id bits and device files, as in a mount by root.
     pub privileged: bool,
-    /// Number of threads that serve requests. `None`: one per CPU, at least 8 and at most 32, then rounded up to equally many for
-    /// each node.
+    /// Number of threads that serve requests. `None`: for a volume one per CPU, at least 8 and at most 32, then rounded up to equally
+    /// many for each node; for a disk 32.
     pub workers: Option<usize>,
-    /// The transport of requests.
+    /// The transport of requests. Those of a disk come through the device.
     pub transport: Transport,
 }
 
@@ -59,6 +61,7 @@ impl MountConfig {
         let root = rustix::process::geteuid().is_root();
         MountConfig {
             source,
+            subtype: "jericho",
             read_only,
             allow_other: root,
             privileged: root,

@@ -10,11 +10,11 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use crate::crew::{Body, Crew, Place, THREADS_MAX};
-use crate::filesystem::{Jericho, REQUEST_BYTES_MAX};
 use crate::protocol::InHeader;
 use crate::protocol::init::{Agreed, Outcome, Wanted, negotiate};
 use crate::protocol::request::{Operation, Transfer, parse_message};
 use crate::reply::{Channel, DeviceReply, OwnChannel, Reply, message};
+use crate::server::{REQUEST_BYTES_MAX, Server, report_panic};
 use crate::workers::WorkerNodes;
 
 const PAGE_BYTES: usize = 4096;
@@ -86,14 +86,15 @@ pub(crate) fn handshake(channel: &OwnedFd, wanted: &Wanted) -> io::Result<Agreed
 pub(crate) struct Workers(Arc<Crew>);
 
 impl Workers {
-    /// Starts `count` threads. With `own_channels`, each thread gets a channel of its own, so that a reply wakes and locks no
+    /// Starts `count` threads, and further ones up to `most` while requests hang. With `own_channels`, each thread gets a channel of its own, so that a reply wakes and locks no
     /// other thread. That requires the right to open the device. Fails with EMFILE, EACCES, or when no thread can be started.
     /// Threads that have started end with the mount.
-    pub(crate) fn start(
+    pub(crate) fn start<S: Server>(
+        name: &'static str,
         channel: &Channel,
-        count: usize,
+        (count, most): (usize, usize),
         own_channels: bool,
-        filesystem: &Jericho,
+        filesystem: &S,
         nodes: &Arc<WorkerNodes>,
     ) -> io::Result<Workers> {
         let (shared, filesystem) = (channel.clone(), filesystem.clone());
@@ -113,8 +114,7 @@ impl Workers {
                 serve(&Arc::new(channel), &filesystem, place)
             }))
         };
-        let most = workers_max(count);
-        Crew::start("mount-worker", count, most, nodes, Box::new(prepare)).map(Workers)
+        Crew::start(name, count, most, nodes, Box::new(prepare)).map(Workers)
     }
 
     /// Waits until all threads have ended. Returns the first error of any of them.
@@ -125,7 +125,7 @@ impl Workers {
 
 /// Returns the most workers, if `count` are regular. Each keeps the largest write that it has served in memory, so all together may take an eighth of
 /// the memory.
-fn workers_max(count: usize) -> usize {
+pub(crate) fn workers_max(count: usize) -> usize {
     let memory = Memory::read().map_or(u64::MAX, |memory| memory.usable_bytes());
     let fit = memory / 8 / u64::from(REQUEST_BYTES_MAX);
     usize::try_from(fit)
@@ -134,7 +134,7 @@ fn workers_max(count: usize) -> usize {
 }
 
 /// Serves requests until the mount ends, or until there are too many workers.
-fn serve(channel: &OwnChannel, filesystem: &Jericho, place: &Place) -> io::Result<()> {
+fn serve<S: Server>(channel: &OwnChannel, filesystem: &S, place: &Place) -> io::Result<()> {
     let mut buffer = Buffer::new();
     while let Some(bytes) = receive(channel, &mut buffer)? {
         place.serve(|| serve_one(channel, filesystem, bytes));
@@ -145,8 +145,8 @@ fn serve(channel: &OwnChannel, filesystem: &Jericho, place: &Place) -> io::Resul
     Ok(())
 }
 
-fn serve_one(channel: &OwnChannel, filesystem: &Jericho, bytes: &[u8]) {
-    let (header, operation) = parse_message(bytes, &filesystem.agreed);
+fn serve_one<S: Server>(channel: &OwnChannel, filesystem: &S, bytes: &[u8]) {
+    let (header, operation) = parse_message(bytes, filesystem.agreed());
     let Some(header) = header else {
         tracing::error!(
             bytes = bytes.len(),
@@ -158,12 +158,12 @@ fn serve_one(channel: &OwnChannel, filesystem: &Jericho, bytes: &[u8]) {
         .wants_reply()
         .then(|| Reply::Device(DeviceReply::new(channel, header.unique)));
     if reply.is_some() {
-        filesystem.mounted.note_request();
+        filesystem.note_request();
     }
     // A panic drops the request's reply, which answers EIO.
     let request = AssertUnwindSafe(|| filesystem.serve(&header, operation, reply));
     if catch_unwind(request).is_err() {
-        crate::filesystem::report_panic(&header);
+        report_panic(&header);
     }
 }
 

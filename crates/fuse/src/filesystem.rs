@@ -24,11 +24,10 @@ use crate::protocol::answer::{EntryOut, StatFsOut};
 use crate::protocol::init::Agreed;
 use crate::protocol::request::{Malformed, Operation};
 use crate::reply::Reply;
+use crate::server::{Server, refuse};
 
 /// Longest time that the kernel may cache entries and attributes; see the invariants.
 pub(crate) const TTL: Duration = Duration::from_secs(3600);
-/// The largest read or write in one request.
-pub(crate) const REQUEST_BYTES_MAX: u32 = 1 << 20;
 /// Most background requests (read-ahead, asynchronous direct I/O) that may be with the daemon at once.
 pub(crate) const BACKGROUND_REQUESTS: u16 = 256;
 /// Most requests that may wait for space. Fewer than all background requests, because the releases that free the space are
@@ -53,29 +52,6 @@ impl Jericho {
             control: Arc::new(Control::new(mounted.clone(), agreed.ring())),
             mounted,
             agreed,
-        }
-    }
-
-    /// Serves a request. `reply` is set if the kernel waits for an answer, which may come after this returns.
-    pub(crate) fn serve(
-        &self,
-        header: &InHeader,
-        operation: Result<Operation<'_>, Malformed>,
-        reply: Option<Reply>,
-    ) {
-        match (operation, reply) {
-            (Ok(operation), Some(reply)) => self.answer(header, operation, reply),
-            (Ok(Operation::Forget { lookups }), None) => self.forget(header.nodeid, lookups),
-            (Ok(Operation::BatchForget(forgets)), None) => self.forget_all(forgets),
-            // Interrupts are ignored, because every request ends without them: at the latest when devices have answered, or when
-            // a wait for space has ended.
-            (Ok(_), None) => {}
-            (Err(why), reply) => {
-                tracing::error!(%why, ?header, "a request cannot be read");
-                if let Some(reply) = reply {
-                    reply.error(libc::EIO);
-                }
-            }
         }
     }
 
@@ -207,6 +183,33 @@ impl Jericho {
     }
 }
 
+impl Server for Jericho {
+    fn agreed(&self) -> &Agreed {
+        &self.agreed
+    }
+
+    fn note_request(&self) {
+        self.mounted.note_request();
+    }
+
+    fn serve(
+        &self,
+        header: &InHeader,
+        operation: Result<Operation<'_>, Malformed>,
+        reply: Option<Reply>,
+    ) {
+        match (operation, reply) {
+            (Ok(operation), Some(reply)) => self.answer(header, operation, reply),
+            (Ok(Operation::Forget { lookups }), None) => self.forget(header.nodeid, lookups),
+            (Ok(Operation::BatchForget(forgets)), None) => self.forget_all(forgets),
+            // Interrupts are ignored, because every request ends without them: at the latest when devices have answered, or when
+            // a wait for space has ended.
+            (Ok(_), None) => {}
+            (Err(why), reply) => refuse(why, header, reply),
+        }
+    }
+}
+
 /// Returns the user on whose behalf a request is made.
 pub(crate) fn caller(req: &InHeader, umask: u32) -> Caller {
     Caller {
@@ -214,15 +217,6 @@ pub(crate) fn caller(req: &InHeader, umask: u32) -> Caller {
         gid: req.gid,
         umask,
     }
-}
-
-/// Logs a panic in a request; the kernel has received EIO.
-pub(crate) fn report_panic(header: &InHeader) {
-    tracing::error!(
-        opcode = header.opcode,
-        ino = header.nodeid,
-        "a request panicked; it was answered with an I/O error"
-    );
 }
 
 /// Lets an operation return an errno with `?`.

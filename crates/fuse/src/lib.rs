@@ -1,8 +1,8 @@
 //! The mount: passes the kernel's requests to the filesystem and the data path.
 //!
-//! Knows the kernel's protocol and nothing of slices, extents or devices: it calls `jericho_daemon::Mounted` for bytes and
-//! `jericho_fs::Fs` for names. Reading order: [`attach`] (how a directory becomes a mount), `protocol` (parses the kernel's
-//! messages and encodes answers), `device` and `ring` (how requests arrive), `reply` (how answers leave), `filesystem`
+//! Knows the kernel's protocol and nothing of slices or extents: for a volume it calls `jericho_daemon::Mounted` for bytes and
+//! `jericho_fs::Fs` for names. `disk` is another filesystem, with one file, whose bytes are those of a device. Reading order: [`attach`] (how a directory becomes a mount), `protocol` (parses the kernel's
+//! messages and encodes answers), `device` and `ring` (how requests arrive), `reply` (how answers leave), `server` (what answers), `filesystem`
 //! (dispatches requests), then `names`, `attributes`, `open`, `bytes`, `listing` and `xattrs` (serve requests), `handles`
 //! (descriptors), `control` and `addition` (the `jericho.*` attributes through which the command talks to the daemon), `crew` (threads, and
 //! further ones while requests hang), `workers` (where threads run) and `helpers`.
@@ -19,6 +19,7 @@ pub mod control;
 mod convert;
 mod crew;
 mod device;
+pub mod disk;
 mod filesystem;
 mod handles;
 mod helpers;
@@ -33,18 +34,24 @@ mod ring_polling;
 mod ring_requests;
 mod ring_syncs;
 mod scratch;
+mod server;
 mod workers;
 mod xattrs;
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use jericho_daemon::Mounted;
+use jericho_export::Disk;
 use parking_lot::Mutex;
 
 pub use attach::MountError;
 pub use config::{MountConfig, Transport};
+
+/// Regular number of threads of a disk: as many requests are at the device at once.
+const DISK_WORKERS: usize = 32;
 
 /// Parses any bytes as messages of the kernel, from the device and from the FUSE ring, and discards the result. For fuzzers.
 pub fn parse_any(bytes: &[u8]) {
@@ -121,17 +128,10 @@ pub fn mount(
     let own_channels = workers > 1 && attach::may_open_device();
     tracing::info!(dir = %dir.display(), workers, own_channels, "mounting");
     // From here on the directory is a mount, and an error must unmount it.
-    let undo = |cause: io::Error| {
-        if let Err(error) = attach::unmount(&dir, true) {
-            tracing::error!(%error, "cannot unmount the failed mount");
-        }
-        MountError::Session {
-            dir: dir.clone(),
-            cause,
-        }
-    };
+    let undo = |cause| undo(&dir, cause);
     let wanted = protocol::init::Wanted {
-        request_bytes_max: filesystem::REQUEST_BYTES_MAX,
+        features: protocol::init::VOLUME,
+        request_bytes_max: server::REQUEST_BYTES_MAX,
         background_requests: filesystem::BACKGROUND_REQUESTS,
         ring: rings.is_some(),
     };
@@ -148,8 +148,16 @@ pub fn mount(
         }
         None => None,
     };
-    let workers = device::Workers::start(&channel, workers, own_channels, &filesystem, &nodes)
-        .map_err(undo)?;
+    let count = (workers, device::workers_max(workers));
+    let workers = device::Workers::start(
+        "mount-worker",
+        &channel,
+        count,
+        own_channels,
+        &filesystem,
+        &nodes,
+    )
+    .map_err(undo)?;
     tracing::info!(ring = ring.is_some(), "the kernel is ready");
     // Without the fast path, the mount works too, but slower.
     if let Err(error) = mounted.serve_clients(Arc::new(caches::Caches(channel))) {
@@ -166,6 +174,61 @@ pub fn mount(
         dir,
         serving: Mutex::new(Some(serving)),
     })
+}
+
+/// Mounts a disk on `dir` as the file `name`, and serves it in threads of this process. The file answers requests when this returns.
+pub fn mount_disk(
+    disk: Disk,
+    name: &OsStr,
+    dir: &Path,
+    config: MountConfig,
+) -> Result<Running, MountError> {
+    let dir = std::fs::canonicalize(dir).map_err(|cause| MountError::Directory {
+        dir: dir.to_owned(),
+        cause,
+    })?;
+    let channel: reply::Channel = Arc::new(attach::attach(&dir, &config)?);
+    let undo = |cause| undo(&dir, cause);
+    let wanted = protocol::init::Wanted {
+        features: protocol::init::DISK,
+        request_bytes_max: server::REQUEST_BYTES_MAX,
+        background_requests: filesystem::BACKGROUND_REQUESTS,
+        ring: false,
+    };
+    let agreed = device::handshake(&channel, &wanted).map_err(undo)?;
+    let server = disk::DiskServer::new(disk, name, agreed);
+    // While the device hangs, further threads answer what needs no device, such as the question for the server's process.
+    let workers = config.workers.unwrap_or(DISK_WORKERS).max(1);
+    let most = device::workers_max(workers);
+    let workers = device::Workers::start(
+        "disk-worker",
+        &channel,
+        (workers, most),
+        attach::may_open_device(),
+        &server,
+        &Arc::new(workers::WorkerNodes::anywhere()),
+    )
+    .map_err(undo)?;
+    let serving = Serving {
+        workers,
+        ring: None,
+        options: None,
+    };
+    Ok(Running {
+        dir,
+        serving: Mutex::new(Some(serving)),
+    })
+}
+
+/// Removes a mount that cannot be served.
+fn undo(dir: &Path, cause: io::Error) -> MountError {
+    if let Err(error) = attach::unmount(dir, true) {
+        tracing::error!(%error, "cannot unmount the failed mount");
+    }
+    MountError::Session {
+        dir: dir.to_owned(),
+        cause,
+    }
 }
 
 /// Creates FUSE rings if the transport allows them and the kernel offers them.

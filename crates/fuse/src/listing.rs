@@ -6,10 +6,11 @@ use jericho_fs::Error;
 use jericho_fs::types::{DirEntry, Ino};
 
 use crate::convert::errno;
-use crate::filesystem::{Jericho, REQUEST_BYTES_MAX};
+use crate::filesystem::Jericho;
 use crate::protocol::answer::{EntryOut, Listing, OpenOut};
 use crate::protocol::request::Transfer;
 use crate::reply::Reply;
+use crate::server::REQUEST_BYTES_MAX;
 
 /// Number of directory entries in one batch.
 const LISTING_BATCH: usize = 64;

@@ -15,6 +15,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::convert::errno;
 use crate::protocol::OutHeader;
+use crate::protocol::answer::SizeOut;
 use crate::scratch::Scratch;
 
 /// A channel to the kernel: `/dev/fuse`, opened or cloned.
@@ -113,6 +114,15 @@ impl Reply {
     /// Answers with a structure of the protocol.
     pub(crate) fn with(self, out: &(impl IntoBytes + Immutable)) {
         self.bytes(out.as_bytes());
+    }
+
+    /// Answers a request for an attribute's value, or for its length if `size` is 0.
+    pub(crate) fn value(self, value: &[u8], size: u32) {
+        match size as usize {
+            0 => self.with(&SizeOut::new(value.len() as u32)),
+            size if value.len() > size => self.error(libc::ERANGE),
+            _ => self.bytes(value),
+        }
     }
 
     /// Answers with success and no data.

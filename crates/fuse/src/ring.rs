@@ -19,7 +19,7 @@ use jericho_sys::service as threads;
 use jericho_topology::Topology;
 
 use crate::bytes::asker;
-use crate::filesystem::{Jericho, REQUEST_BYTES_MAX, report_panic};
+use crate::filesystem::Jericho;
 use crate::helpers::Helpers;
 use crate::protocol::answer::SizeOut;
 use crate::protocol::request::{Operation, parse};
@@ -29,6 +29,7 @@ use crate::ring_binding::{Binding, Helped};
 use crate::ring_polling::Polling;
 use crate::ring_requests::is_served_here;
 use crate::ring_syncs::OwnSyncs;
+use crate::server::{REQUEST_BYTES_MAX, Server, report_panic};
 use crate::workers::WorkerNodes;
 
 /// The kernel module's switch for the FUSE ring.

@@ -22,6 +22,11 @@ impl WorkerNodes {
         WorkerNodes { nodes }
     }
 
+    /// Binds no thread.
+    pub(crate) fn anywhere() -> WorkerNodes {
+        WorkerNodes { nodes: vec![] }
+    }
+
     /// Returns the default number of workers: one per CPU, at least 8 and at most 32, then rounded up to equally many for each
     /// node. There are at least 8 because a request that waits for a device holds its worker, and syncs that wait at the same time
     /// share a flush.

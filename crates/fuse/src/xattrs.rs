@@ -6,7 +6,6 @@ use crate::control::{GROW, PREFIX, SYNC, SYNCFS, TRIM};
 use crate::convert::errno;
 use crate::filesystem::Jericho;
 use crate::protocol::InHeader;
-use crate::protocol::answer::SizeOut;
 use crate::protocol::request::SetXattrIn;
 use crate::reply::Reply;
 
@@ -46,7 +45,7 @@ impl Jericho {
         let value = match ours(name) {
             Some(name) if name == SYNC || name == SYNCFS => {
                 return self.control.sync(name, move |result| match result {
-                    Ok(()) => reply_value(reply, &[], size),
+                    Ok(()) => reply.value(&[], size),
                     Err(e) => reply.error(e),
                 });
             }
@@ -56,7 +55,7 @@ impl Jericho {
                 return self
                     .control
                     .trim_part(name, req.uid, move |result| match result {
-                        Ok(value) => reply_value(reply, &value, size),
+                        Ok(value) => reply.value(&value, size),
                         Err(e) => reply.error(e),
                     });
             }
@@ -65,7 +64,7 @@ impl Jericho {
                 return self
                     .control
                     .grow(name, req.uid, move |result| match result {
-                        Ok(value) => reply_value(reply, &value, size),
+                        Ok(value) => reply.value(&value, size),
                         Err(e) => reply.error(e),
                     });
             }
@@ -77,14 +76,14 @@ impl Jericho {
                 .map_err(|e| errno("getxattr", &e)),
         };
         match value {
-            Ok(value) => reply_value(reply, &value, size),
+            Ok(value) => reply.value(&value, size),
             Err(e) => reply.error(e),
         }
     }
 
     pub(crate) fn listxattr(&self, ino: Ino, size: u32, reply: Reply) {
         match self.mounted.fs().listxattr(ino) {
-            Ok(names) => reply_value(reply, &names, size),
+            Ok(names) => reply.value(&names, size),
             Err(e) => reply.error(errno("listxattr", &e)),
         }
     }
@@ -105,15 +104,4 @@ pub(crate) fn is_of_control(name: &[u8]) -> bool {
 fn ours(name: &[u8]) -> Option<&str> {
     let name = std::str::from_utf8(name).ok()?;
     Some(name).filter(|n| n.starts_with(PREFIX))
-}
-
-/// Implements the two-step protocol of getxattr and listxattr: size 0 asks for the length.
-fn reply_value(reply: Reply, value: &[u8], size: u32) {
-    if size == 0 {
-        reply.with(&SizeOut::new(value.len() as u32));
-    } else if value.len() > size as usize {
-        reply.error(libc::ERANGE);
-    } else {
-        reply.bytes(value);
-    }
 }

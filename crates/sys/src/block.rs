@@ -181,15 +181,31 @@ pub struct LoopBacking {
 
 /// Layout of `struct loop_info64` (linux/loop.h).
 #[repr(C)]
-struct LoopInfo {
+pub(crate) struct LoopInfo {
     device: u64,
     inode: u64,
     rdevice: u64,
     offset: u64,
     size_limit: u64,
-    numbers: [u32; 4],
-    names: [u8; 160],
+    /// Number of the device, two numbers of the encryption, and flags.
+    pub(crate) numbers: [u32; 4],
+    /// The names of the file and of the encryption, 64 bytes each, and a key.
+    pub(crate) names: [u8; 160],
     init: [u64; 2],
+}
+
+impl LoopInfo {
+    pub(crate) const FILE_NAME_BYTES: usize = 64;
+    pub(crate) const EMPTY: LoopInfo = LoopInfo {
+        device: 0,
+        inode: 0,
+        rdevice: 0,
+        offset: 0,
+        size_limit: 0,
+        numbers: [0; 4],
+        names: [0; 160],
+        init: [0; 2],
+    };
 }
 const _: () = assert!(size_of::<LoopInfo>() == 232);
 

@@ -23,6 +23,7 @@ pub mod errno {
 }
 pub mod limits;
 pub mod load;
+pub mod loop_device;
 pub mod memory;
 pub mod packet;
 pub mod poller;

@@ -3,6 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::mm::MlockAllFlags;
+use rustix::thread::CapabilitySet;
+
 /// Memory that this process may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
@@ -88,6 +91,22 @@ fn node_available_at(root: &Path, node: u32) -> Option<u64> {
 /// Returns how many bytes of memory this process may lock (and register for I/O); `None`: no limit.
 pub fn locked_memory_limit() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Memlock).current
+}
+
+/// Keeps memory that this process touches from now on, or has touched, from being swapped out. Fails with EPERM if the process may
+/// lock only a limited amount, because allocations beyond the limit would fail later.
+pub fn lock_memory() -> io::Result<()> {
+    let resource = rustix::process::Resource::Memlock;
+    let mut limit = rustix::process::getrlimit(resource);
+    let held = rustix::thread::capabilities(None)?.effective;
+    if limit.current.is_some() && !held.contains(CapabilitySet::IPC_LOCK) {
+        limit.current = None;
+        limit.maximum = None;
+        rustix::process::setrlimit(resource, limit)?;
+    }
+    // ONFAULT: the stacks and the unused parts of heaps take no memory.
+    let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
+    Ok(rustix::mm::mlockall(flags)?)
 }
 
 fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {

@@ -247,6 +247,12 @@ pub fn set_umask(mask: u32) -> u32 {
     rustix::process::umask(Mode::from_raw_mode(mask & 0o777)).as_raw_mode()
 }
 
+/// Says that the calling thread, and threads that it starts later, carry out I/O of block devices: PR_SET_IO_FLUSHER. If the kernel
+/// needs memory for such a thread, it waits for no I/O, which may need the thread. Fails with EPERM without CAP_SYS_RESOURCE.
+pub fn become_io_flusher() -> io::Result<()> {
+    Ok(rustix::process::configure_io_flusher_behavior(true)?)
+}
+
 /// Returns the user that started this process.
 pub fn uid() -> u32 {
     rustix::process::getuid().as_raw()

@@ -5,6 +5,9 @@
 mod support;
 
 mod add;
+mod attach;
+#[cfg(feature = "faults")]
+mod attach_faults;
 mod bad_input;
 mod devices;
 #[cfg(feature = "faults")]

@@ -228,6 +228,8 @@ pub(crate) struct OpenOut {
 impl OpenOut {
     /// `FOPEN_DIRECT_IO`.
     pub(crate) const DIRECT_IO: u32 = 1 << 0;
+    /// `FOPEN_NOFLUSH`: the kernel sends no FLUSH when a descriptor is closed.
+    pub(crate) const NO_FLUSH: u32 = 1 << 5;
     /// `FOPEN_PARALLEL_DIRECT_WRITES`.
     pub(crate) const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 

@@ -73,11 +73,11 @@ mod flag {
     pub(super) const OVER_IO_URING: u64 = 1 << 41;
 }
 
-/// Features to accept. Each is useful alone, so the handshake drops those that the kernel does not know.
+/// Features that a volume accepts. Each is useful alone, so the handshake drops those that the kernel does not know.
 ///
 /// `FUSE_ATOMIC_O_TRUNC` is left out: an open for reading with `O_TRUNC` would truncate a running program before the kernel
 /// refuses it with ETXTBSY.
-const WANTED: u64 = flag::ASYNC_READ
+pub(crate) const VOLUME: u64 = flag::ASYNC_READ
     | flag::EXPORT_SUPPORT
     | flag::BIG_WRITES
     | flag::DONT_MASK
@@ -94,9 +94,21 @@ const WANTED: u64 = flag::ASYNC_READ
     | flag::INIT_EXT
     | flag::DIRECT_IO_ALLOW_MMAP;
 
-/// The limits and the transport that the mount asks for in the handshake.
+/// Features that an attached disk accepts. Without `DIRECT_IO_ALLOW_MMAP` the kernel refuses shared mappings, whose pages could
+/// overwrite what direct writes have changed. With `HANDLE_KILLPRIV_V2` it does not ask for capabilities before each write.
+pub(crate) const DISK: u64 = flag::ASYNC_READ
+    | flag::BIG_WRITES
+    | flag::ASYNC_DIO
+    | flag::PARALLEL_DIROPS
+    | flag::MAX_PAGES
+    | flag::HANDLE_KILLPRIV_V2
+    | flag::INIT_EXT;
+
+/// The features, limits and transport that the mount asks for in the handshake.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
+    /// `VOLUME` or `DISK`.
+    pub(crate) features: u64,
     /// The largest read or write in one request.
     pub(crate) request_bytes_max: u32,
     /// Most background requests (read-ahead, asynchronous direct I/O) that may be with the daemon at once.
@@ -123,7 +135,7 @@ impl Agreed {
 
     /// Returns an agreement on all features, for tests and fuzzers.
     pub(crate) fn all() -> Agreed {
-        Agreed { flags: WANTED }
+        Agreed { flags: VOLUME }
     }
 }
 
@@ -156,7 +168,7 @@ pub(crate) fn negotiate(init: &InitIn, wanted: &Wanted) -> Outcome {
     if offered & flag::INIT_EXT != 0 {
         offered |= u64::from(init.flags2) << 32;
     }
-    let mut flags = WANTED;
+    let mut flags = wanted.features;
     if wanted.ring {
         flags |= flag::OVER_IO_URING;
     }
@@ -181,6 +193,7 @@ mod tests {
     use super::*;
 
     const ASKED: Wanted = Wanted {
+        features: VOLUME,
         request_bytes_max: 1 << 20,
         background_requests: 256,
         ring: true,
@@ -199,11 +212,11 @@ mod tests {
 
     #[test]
     fn features_that_the_kernel_does_not_offer_are_not_accepted() {
-        let offered = WANTED & !flag::POSIX_ACL | 1 << 16;
+        let offered = VOLUME & !flag::POSIX_ACL | 1 << 16;
         let Outcome::Agreed(out, agreed) = negotiate(&kernel(7, 99, offered), &ASKED) else {
             panic!("refused");
         };
-        assert_eq!(agreed.flags, WANTED & !flag::POSIX_ACL);
+        assert_eq!(agreed.flags, VOLUME & !flag::POSIX_ACL);
         assert!(!agreed.ring() && agreed.long_setxattr());
         assert_eq!((out.major, out.minor), (7, MINOR));
         assert_eq!((out.max_write, out.max_pages), (1 << 20, 256));
@@ -211,7 +224,7 @@ mod tests {
 
     #[test]
     fn flags_above_bit_31_count_only_if_the_kernel_says_that_there_are_some() {
-        let offered = WANTED | flag::OVER_IO_URING;
+        let offered = VOLUME | flag::OVER_IO_URING;
         for (offered, ring) in [(offered, true), (offered & !flag::INIT_EXT, false)] {
             let Outcome::Agreed(out, agreed) = negotiate(&kernel(7, 40, offered), &ASKED) else {
                 panic!("refused");
@@ -224,10 +237,10 @@ mod tests {
 
     #[test]
     fn a_newer_major_version_is_negotiated_and_an_older_one_refused() {
-        let newer = negotiate(&kernel(8, 0, WANTED), &ASKED);
+        let newer = negotiate(&kernel(8, 0, VOLUME), &ASKED);
         assert!(matches!(newer, Outcome::Again(out) if (out.major, out.minor) == (7, MINOR)));
         for (major, minor) in [(6, 40), (7, 27)] {
-            let older = negotiate(&kernel(major, minor, WANTED), &ASKED);
+            let older = negotiate(&kernel(major, minor, VOLUME), &ASKED);
             assert!(matches!(older, Outcome::TooOld(..)));
         }
     }

@@ -1,0 +1,189 @@
+//! Where attached disks are: the directory and the file of each, and how the commands find them in the kernel's list of mounts.
+
+use std::ffi::OsString;
+use std::fs::DirBuilder;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use jericho_ether::Remote;
+use jericho_fuse::{attach, disk};
+
+use crate::failure::{Context, Failure};
+use crate::mounts::{self, Mount};
+use crate::{loops, remote};
+
+/// The file that a server leaves in its directory, below the former mount, if not everything is durable. It holds the message.
+pub const NOT_DURABLE: &str = "not-durable";
+/// Maximum length of a name that is made of a path. The end of the path distinguishes devices best.
+const NAME_BYTES_MAX: usize = 200;
+
+/// The device of a disk.
+#[derive(Clone, Debug)]
+pub enum Device {
+    /// The absolute path of a file or block device.
+    Local(PathBuf),
+    /// A device of another host.
+    Remote(Remote),
+}
+
+impl Device {
+    /// Finds the device that a user has named.
+    pub fn named(path: &Path) -> Result<Device, Failure> {
+        match remote::named(path)? {
+            Some(remote) => Ok(Device::Remote(remote)),
+            None => std::fs::canonicalize(path)
+                .map(Device::Local)
+                .context(format_args!("cannot attach {}", path.display())),
+        }
+    }
+
+    /// Returns what the list of mounts shows as the source of the disk.
+    pub fn source(&self) -> PathBuf {
+        match self {
+            Device::Local(path) => path.clone(),
+            Device::Remote(remote) => remote.to_string().into(),
+        }
+    }
+
+    /// Returns the name of the disk's directory: /srv/a.img is srv-a.img.
+    pub fn name(&self) -> PathBuf {
+        let name = match self {
+            Device::Local(path) => path.as_os_str().as_bytes().to_vec(),
+            Device::Remote(remote) => format!("{}/{}", remote.host, remote.name).into_bytes(),
+        };
+        let name = name.iter().skip_while(|byte| **byte == b'/');
+        let name: Vec<u8> = name
+            .map(|byte| if *byte == b'/' { b'-' } else { *byte })
+            .collect();
+        let start = name.len().saturating_sub(NAME_BYTES_MAX);
+        OsString::from_vec(name[start..].to_vec()).into()
+    }
+
+    /// Returns the name of the disk's file.
+    pub fn file_name(&self) -> OsString {
+        match self {
+            Device::Local(path) => path.file_name().unwrap_or_default().to_owned(),
+            Device::Remote(remote) => remote.name.clone().into(),
+        }
+    }
+}
+
+/// Returns the directory of the disks of this user.
+fn base() -> Result<PathBuf, Failure> {
+    if rustix::process::geteuid().is_root() {
+        return Ok("/run/jericho".into());
+    }
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    match runtime.filter(|path| path.is_absolute()) {
+        Some(runtime) => Ok(runtime.join("jericho")),
+        None => Err(Failure::new(
+            "XDG_RUNTIME_DIR is not set: say with --at in which directory the file should be",
+        )),
+    }
+}
+
+/// Makes the directory for a disk, unless it exists. Removes the mount of a server that has died. Returns whether it has made the directory, so
+/// that the disk's end removes it.
+pub fn prepare(at: Option<&Path>, device: &Device) -> Result<(PathBuf, bool), Failure> {
+    let wanted = match at {
+        Some(dir) => dir.to_owned(),
+        None => base()?.join(device.name()),
+    };
+    let shown = wanted.display();
+    if let Some(parent) = wanted.parent().filter(|_| at.is_none()) {
+        let made = DirBuilder::new().recursive(true).mode(0o755).create(parent);
+        made.context(format_args!("cannot make {}", parent.display()))?;
+    }
+    let is_new = match DirBuilder::new().mode(0o700).create(&wanted) {
+        Ok(()) => true,
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => at.is_none(),
+        Err(error) => return Err(Failure::new(format!("cannot make {shown}: {error}"))),
+    };
+    let dir = mounts::resolve(&wanted)?;
+    if let Some(mount) = mounts::at(&dir)? {
+        if !is_disk(&mount) || !mounts::is_dead(&dir) {
+            return Err(Failure::new(format!(
+                "{shown} is already a mount (of {}, type {})",
+                mount.source.display(),
+                mount.filesystem
+            )));
+        }
+        attach::unmount(&dir, true).map_err(|e| Failure::new(e.to_string()))?;
+        tracing::warn!("removed the disk at {shown}, whose server is dead");
+    }
+    // Of a former server.
+    let _ = std::fs::remove_file(dir.join(NOT_DURABLE));
+    let mut entries = std::fs::read_dir(&dir).context(format_args!("cannot use {shown}"))?;
+    match entries.next() {
+        None => Ok((dir, is_new)),
+        Some(_) => Err(Failure::new(format!(
+            "{shown} is not empty: what is in it would be hidden; choose an empty directory"
+        ))),
+    }
+}
+
+/// Takes the message that a server has left in its directory, and removes the directory as `remove` does.
+pub fn take_message(dir: &Path) -> Option<String> {
+    let path = dir.join(NOT_DURABLE);
+    let message = std::fs::read_to_string(&path).ok()?;
+    // An error is ignored: the next disk there does the same.
+    let _ = std::fs::remove_file(&path);
+    remove(dir);
+    Some(message)
+}
+
+/// Removes the directory of a disk if it is among those that `prepare` makes. Does nothing if it is not empty.
+pub fn remove(dir: &Path) {
+    if base().is_ok_and(|base| dir.starts_with(base)) {
+        let _ = std::fs::remove_dir(dir);
+    }
+}
+
+fn is_disk(mount: &Mount) -> bool {
+    mount.filesystem.strip_prefix("fuse.") == Some(disk::SUBTYPE)
+}
+
+/// Finds an attached disk by what `attach` has printed, by its directory, or by its device.
+pub fn find(what: &Path) -> Result<Mount, Failure> {
+    let disks: Vec<Mount> = mounts::list()?.into_iter().filter(is_disk).collect();
+    let of_dir = |dir: PathBuf| disks.iter().rfind(|disk| disk.dir == dir);
+    let of_source = |source: &Path| disks.iter().rfind(|disk| disk.source == source);
+    let resolved = |path: &Path| mounts::resolve(path).ok();
+    // The file itself comes last: a server whose device hangs may not answer for it.
+    let found = (of_source(what))
+        .or_else(|| what.parent().and_then(resolved).and_then(of_dir))
+        .or_else(|| resolved(what).and_then(of_dir))
+        .or_else(|| of_dir(loops::backing(what)?.parent()?.to_owned()))
+        .or_else(|| of_source(&resolved(what)?));
+    found.cloned().ok_or_else(|| {
+        let shown = what.display();
+        Failure::new(match &disks[..] {
+            [] => format!("{shown} is not attached; no disk is"),
+            _ => {
+                let names = disks.iter().map(|disk| disk.source.display().to_string());
+                let names: Vec<String> = names.collect();
+                format!("{shown} is not attached; these are: {}", names.join(", "))
+            }
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_gives_its_disk_a_directory_and_a_file() {
+        let named = |device: &Device| (device.name(), device.file_name());
+        let local = Device::Local("/srv/a b/disk.img".into());
+        assert_eq!(
+            named(&local),
+            ("srv-a b-disk.img".into(), "disk.img".into())
+        );
+        let remote = Device::Remote("tyche://hostb/data".parse().unwrap());
+        assert_eq!(named(&remote), ("hostb-data".into(), "data".into()));
+        let deep = Device::Local("/x".repeat(400).into());
+        assert_eq!(deep.name().as_os_str().len(), NAME_BYTES_MAX);
+    }
+}

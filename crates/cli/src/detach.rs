@@ -1,0 +1,143 @@
+//! `jericho detach`: removes an attached disk, and returns when everything is durable.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use jericho_fuse::disk::{ATTACHED, Attached, FLUSHED};
+use jericho_fuse::{MountError, attach};
+use jericho_sys::process::{Process, Signal};
+
+use crate::args::DetachArgs;
+use crate::failure::{Context, Failure, Outcome};
+use crate::mounts::{self, Mount};
+use crate::{attached, busy, loops};
+
+/// Maximum size of an extended attribute's value.
+const VALUE_BYTES_MAX: usize = 64 << 10;
+/// Maximum number of users in a message.
+const USERS_MAX: usize = 10;
+/// How long a killed server may take to end.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+pub fn run(args: &DetachArgs) -> Outcome {
+    let mount = attached::find(&args.disk)?;
+    let shown = args.disk.display();
+    if mounts::is_dead(&mount.dir) {
+        clean_up(&mount)?;
+        if args.force {
+            return Ok(ExitCode::SUCCESS);
+        }
+        return Err(Failure::new(format!(
+            "the server of {shown} had died; what was left of the disk was removed. What programs had synced is on {}",
+            mount.source.display()
+        )));
+    }
+    let disk: Attached = serde_json::from_slice(&attribute(&mount.dir, ATTACHED)?)
+        .context("this program does not understand the server; is it another version?")?;
+    let server = match Process::open(disk.pid) {
+        Ok(server) => Some(server),
+        // It ends by itself.
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => None,
+        Err(error) => {
+            return Err(Failure::new(format!(
+                "cannot watch the server of {shown}: {error}"
+            )));
+        }
+    };
+    if args.force {
+        if let Some(server) = server {
+            kill(&server).context(format_args!("cannot end the server of {shown}"))?;
+        }
+        clean_up(&mount)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    release(&mount, &args.disk)?;
+    if let Some(server) = server {
+        let ended = server.wait(None);
+        ended.context(format_args!("cannot wait for the server of {shown}"))?;
+    }
+    match attached::take_message(&mount.dir) {
+        Some(message) => Err(Failure::new(format!(
+            "{shown} was detached, but not everything is durable: {message}"
+        ))),
+        None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Makes the disk durable and unmounts it. Changes nothing if it is in use or cannot be made durable.
+fn release(mount: &Mount, shown: &Path) -> Result<(), Failure> {
+    let shown = shown.display();
+    let stays = |why: String| {
+        Err(Failure::new(format!(
+            "{shown} stays attached, because not everything can be made durable: {why}. To give up what is not durable: \
+             jericho detach --force {shown}"
+        )))
+    };
+    let in_use = || {
+        let users = busy::users(mount, USERS_MAX);
+        let dir = mount.dir.display();
+        (!users.is_empty()).then(|| Failure::new(format!("{dir} is in use: {}", users.join("; "))))
+    };
+    if let Some(failure) = in_use() {
+        return Err(failure);
+    }
+    for device in loops::over(&mount.dir) {
+        match loops::release(&device) {
+            Ok(()) => {}
+            Err(failure) => {
+                // The server knows the cause of an error.
+                let cause = flush(mount).unwrap_or_default();
+                return match cause.is_empty() {
+                    true => Err(failure),
+                    false => stays(cause),
+                };
+            }
+        }
+    }
+    let cause = flush(mount)?;
+    if !cause.is_empty() {
+        return stays(cause);
+    }
+    match attach::unmount(&mount.dir, false) {
+        Ok(()) => Ok(()),
+        Err(error @ MountError::Busy { .. }) => {
+            Err(in_use().unwrap_or_else(|| Failure::new(error.to_string())))
+        }
+        Err(error) => Err(Failure::new(error.to_string())),
+    }
+}
+
+/// Makes the disk durable. Returns the message of the server, which is empty after a success.
+fn flush(mount: &Mount) -> Result<String, Failure> {
+    let message = attribute(&mount.dir, FLUSHED)?;
+    Ok(String::from_utf8_lossy(&message).into_owned())
+}
+
+fn attribute(dir: &Path, name: &str) -> Result<Vec<u8>, Failure> {
+    let mut value = vec![0; VALUE_BYTES_MAX];
+    let length = rustix::fs::lgetxattr(dir, name, &mut value[..]);
+    let length = length.context(format_args!("cannot ask the server of {}", dir.display()))?;
+    value.truncate(length);
+    Ok(value)
+}
+
+fn kill(server: &Process) -> std::io::Result<()> {
+    server.send(Signal::Kill)?;
+    server.wait(Some(PATIENCE)).map(drop)
+}
+
+/// Removes what a dead server has left.
+fn clean_up(mount: &Mount) -> Result<(), Failure> {
+    for device in loops::over(&mount.dir) {
+        if !loops::abandon(&device)? {
+            eprintln!(
+                "jericho: {} ends when nothing uses it any more; it is in use now",
+                device.display()
+            );
+        }
+    }
+    attach::unmount(&mount.dir, true).map_err(|e| Failure::new(e.to_string()))?;
+    attached::remove(&mount.dir);
+    Ok(())
+}
