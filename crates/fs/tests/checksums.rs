@@ -360,6 +360,27 @@ fn an_image_is_settled_only_when_its_batch_is_durable() {
     assert_eq!(writes_there(), before + 1);
 }
 
+#[test]
+fn a_zeroed_page_is_not_overwritten_in_place_before_a_batch_has_the_zeros() {
+    const ZERO_RANGE: i32 = 0x10;
+    for seed in 0..8 {
+        let mut mount = Mount::summed(64 << 20);
+        let file = mount.durable("f", 4 * PAGE as usize);
+        let old = mount.read(&file);
+        mount
+            .fs()
+            .fallocate(&file, ZERO_RANGE, PAGE, 2 * PAGE)
+            .unwrap();
+        mount.write(&file, PAGE, &bytes(9, 2));
+        write_back(&mount, &file);
+        drop(file);
+        mount.power_cut(seed);
+        // The durable checksums are those of the old bytes. A read of others fails.
+        let file = mount.open("f");
+        assert!(mount.read(&file) == old, "seed {seed}");
+    }
+}
+
 /// Leaves a few free blocks in a volume, and returns a file that has most of the others.
 fn fill_up(mount: &Mount) -> Arc<File> {
     let (_, filler) = mount.create("filler");
