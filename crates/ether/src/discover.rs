@@ -47,8 +47,9 @@ pub fn discover(
     let start = Instant::now();
     for question in 1..=QUESTIONS {
         for frame in discovery.questions() {
-            links.send(&frame, &[]);
+            links.queue(frame);
         }
+        links.send_queued(|_| &[]);
         let end = start + time * question / QUESTIONS;
         loop {
             let left = end.saturating_duration_since(Instant::now());

@@ -278,8 +278,10 @@ impl Core {
     fn perform(&mut self, bytes: &mut Option<(u64, &[u8])>) {
         while let Some(output) = self.initiator.next_output() {
             match output {
-                InitiatorOutput::Send(frame) => self.links.send(&frame, &self.pool),
+                InitiatorOutput::Send(frame) => self.links.queue(frame),
                 InitiatorOutput::Fill { tag, run } => {
+                    // They may have other bytes of these pages.
+                    self.links.send_queued(|_| &self.pool);
                     let to = &mut self.pool[run.bytes()];
                     match bytes.take_if(|(own, _)| *own == tag) {
                         Some((_, bytes)) => to.copy_from_slice(bytes),
@@ -341,6 +343,7 @@ impl Core {
                 }
             }
         }
+        self.links.send_queued(|_| &self.pool);
     }
 
     fn wake(&mut self) {

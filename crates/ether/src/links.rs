@@ -1,12 +1,13 @@
 //! The packet sockets of a target or an initiator.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::time::{Duration, Instant};
 
 use jericho_format::wire::{HEADER_BYTES, MTU_MIN, PAYLOAD_BYTES_MAX};
-use jericho_remote::{Entropy, Frame, Link};
-use jericho_sys::packet::{self, PacketError, PacketSocket};
+use jericho_remote::{Body, Entropy, Frame, Link};
+use jericho_sys::packet::{self, Frames, PacketError, PacketSocket};
 use jericho_sys::process;
+use zerocopy::IntoBytes;
 
 /// What is asked for as a receive buffer.
 const RECEIVE_BYTES: usize = 8 << 20;
@@ -14,8 +15,8 @@ const RECEIVE_BYTES: usize = 8 << 20;
 const FRAME_COST_BYTES: usize = 16 << 10;
 /// Most frames that a peer may have in flight, and the fewest.
 const CREDITS: std::ops::RangeInclusive<usize> = 4..=896;
-/// Frames taken from one socket before the others have their turn.
-const FRAMES_AT_ONCE: usize = 64;
+/// Frames that are sent with one system call, and frames taken from one socket before the others have their turn.
+const FRAMES_AT_ONCE: usize = 32;
 /// Room for the largest frame.
 const FRAME_BYTES_MAX: usize = HEADER_BYTES + PAYLOAD_BYTES_MAX + 64;
 
@@ -51,7 +52,8 @@ pub(crate) struct Links {
     names: Vec<String>,
     /// The interface is gone, which was logged.
     is_dead: Vec<bool>,
-    buffer: Vec<u8>,
+    received: Frames,
+    queued: Vec<Frame>,
     start: Instant,
 }
 
@@ -79,7 +81,8 @@ impl Links {
             is_dead: vec![false; sockets.len()],
             names: interfaces.to_vec(),
             sockets,
-            buffer: vec![0; FRAME_BYTES_MAX],
+            received: Frames::new(FRAMES_AT_ONCE, FRAME_BYTES_MAX),
+            queued: Vec::new(),
             start: Instant::now(),
         })
     }
@@ -116,43 +119,67 @@ impl Links {
         self.start.elapsed() + Duration::from_secs(1000)
     }
 
-    /// Sends a frame. `pool` has the bytes of its body. The protocol repeats a frame that the kernel does not take.
-    pub fn send(&self, frame: &Frame, pool: &[u8]) {
-        let bytes = frame.to_bytes(pool);
-        let socket = &self.sockets[usize::from(frame.link)];
-        if let Err(error) = socket.send(&bytes) {
-            tracing::trace!(%error, link = frame.link, "a frame was not sent");
+    /// Keeps a frame until `send_queued`.
+    pub fn queue(&mut self, frame: Frame) {
+        self.queued.push(frame);
+    }
+
+    /// Sends the queued frames, with one system call for neighbours of one link. `pool_of` returns the pool of a session. The protocol repeats a frame that the kernel does not
+    /// take.
+    pub fn send_queued<'p>(&mut self, pool_of: impl Fn(u64) -> &'p [u8]) {
+        let of_one_link = |one: &Frame, other: &Frame| one.link == other.link;
+        for frames in self.queued.chunk_by(of_one_link) {
+            for frames in frames.chunks(FRAMES_AT_ONCE) {
+                let sealed: Vec<_> = frames
+                    .iter()
+                    .map(|frame| match frame.body {
+                        Body::Pool { session, .. } => frame.sealed(pool_of(session)),
+                        Body::Bytes(_) => frame.sealed(&[]),
+                    })
+                    .collect();
+                let pieces: Vec<_> = sealed
+                    .iter()
+                    .map(|(header, payload)| [header.as_bytes(), payload].map(IoSlice::new))
+                    .collect();
+                send_all(&self.sockets[usize::from(frames[0].link)], &pieces);
+            }
         }
+        self.queued.clear();
     }
 
     /// Takes the frames that have arrived, at most some from each link. `take` has the link and the frame. Returns whether more may have arrived.
     pub fn receive(&mut self, mut take: impl FnMut(u16, &[u8])) -> bool {
         let mut has_more = false;
         for (link, socket) in (0..).zip(&self.sockets) {
-            let mut taken = 0;
-            while taken < FRAMES_AT_ONCE {
-                match socket.receive(&mut self.buffer) {
-                    Ok(Some(length)) if length <= self.buffer.len() => {
-                        self.is_dead[usize::from(link)] = false;
-                        take(link, &self.buffer[..length]);
-                    }
-                    // Longer than any frame of the protocol.
-                    Ok(Some(_)) => {}
-                    Ok(None) => break,
-                    Err(error) => {
-                        let at = usize::from(link);
-                        if !std::mem::replace(&mut self.is_dead[at], true) {
-                            let interface = &self.names[at];
-                            tracing::warn!(%error, "the network interface {interface} went down; if it was removed, start again");
-                        }
-                        break;
+            let at = usize::from(link);
+            match socket.receive_many(&mut self.received) {
+                Ok(more) => {
+                    has_more |= more;
+                    for frame in self.received.iter() {
+                        self.is_dead[at] = false;
+                        take(link, frame);
                     }
                 }
-                taken += 1;
+                Err(error) => {
+                    if !std::mem::replace(&mut self.is_dead[at], true) {
+                        let interface = &self.names[at];
+                        tracing::warn!(%error, "the network interface {interface} went down; if it was removed, start again");
+                    }
+                }
             }
-            has_more |= taken == FRAMES_AT_ONCE;
         }
         has_more
+    }
+}
+
+/// Sends frames. Leaves out those that the kernel refuses.
+fn send_all(socket: &PacketSocket, mut frames: &[[IoSlice<'_>; 2]]) {
+    while !frames.is_empty() {
+        let taken = socket.send_many(frames).unwrap_or_else(|error| {
+            tracing::trace!(%error, "a frame was not sent");
+            1
+        });
+        frames = &frames[taken.max(1)..];
     }
 }
 

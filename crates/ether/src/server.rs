@@ -10,10 +10,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use jericho_format::PAGE_BYTES;
-use jericho_remote::{Action, Body, ExportConfig, Owner, Target, TargetConfig, TargetOutput, Work};
+use jericho_remote::{Action, ExportConfig, Owner, Target, TargetConfig, TargetOutput, Work};
 use jericho_storage::{AlignedBuffer, Device};
 use jericho_sys::poller::Poller;
 use jericho_sys::service;
+use jericho_sys::timer::Timer;
 
 use crate::links::{LinkError, Links, entropy};
 use crate::owner::OwnerRecord;
@@ -28,6 +29,7 @@ const SLOTS: u16 = 256;
 const POOL_PAGES: u32 = 16_384;
 /// Key of the bell in the poller. Sockets have their number.
 const BELL: u64 = u64::MAX;
+const TIMER: u64 = u64::MAX - 1;
 
 /// What a target serves, and how.
 #[derive(Clone, Debug)]
@@ -144,6 +146,8 @@ impl Server {
             poller.add(socket, key).map_err(failed("watch sockets"))?;
         }
         poller.add(&near, BELL).map_err(failed("watch sockets"))?;
+        let timer = Timer::new().map_err(failed("make a timer"))?;
+        poller.add(&timer, TIMER).map_err(failed("watch a timer"))?;
         let bell = far.try_clone().map_err(failed("make a socket"))?;
         let recorder = match record {
             Some(record) => {
@@ -158,6 +162,8 @@ impl Server {
             target,
             links,
             poller,
+            timer,
+            timer_at: None,
             workers,
             bell: near,
             pools: HashMap::new(),
@@ -211,6 +217,9 @@ struct Serving {
     target: Target,
     links: Links,
     poller: Poller,
+    timer: Timer,
+    /// When the timer ends.
+    timer_at: Option<Duration>,
     workers: Workers,
     /// Readable when an operation has ended, or the server must stop.
     bell: UnixStream,
@@ -228,11 +237,8 @@ impl Serving {
         let mut ready = Vec::new();
         let mut has_more = false;
         loop {
-            let now = self.links.now();
-            let timeout = match has_more {
-                true => Some(Duration::ZERO),
-                false => self.target.timer().map(|time| time.saturating_sub(now)),
-            };
+            self.set_timer();
+            let timeout = has_more.then_some(Duration::ZERO);
             ready.clear();
             if let Err(error) = self.poller.wait(&mut ready, timeout) {
                 tracing::error!(%error, "cannot wait for frames");
@@ -245,6 +251,9 @@ impl Serving {
                     return;
                 }
             }
+            if ready.contains(&TIMER) {
+                self.timer.clear();
+            }
             for ended in self.workers.take_ended() {
                 self.ended(ended);
             }
@@ -253,6 +262,20 @@ impl Serving {
             let now = self.links.now();
             self.target.poll(now);
             self.perform();
+        }
+    }
+
+    /// Sets the timer if the protocol has something to do before it ends. The timer counts microseconds: a time limit of the poller may count milliseconds.
+    fn set_timer(&mut self) {
+        let now = self.links.now();
+        let is_set = self.timer_at.filter(|&at| at > now);
+        if let Some(due) = self.target.timer()
+            && is_set.is_none_or(|at| due < at)
+        {
+            self.timer_at = Some(due);
+            if let Err(error) = self.timer.set(due.saturating_sub(now)) {
+                tracing::error!(%error, "cannot set a timer");
+            }
         }
     }
 
@@ -289,13 +312,7 @@ impl Serving {
     fn perform(&mut self) {
         while let Some(output) = self.target.next_output() {
             match output {
-                TargetOutput::Send(frame) => {
-                    let pool = match &frame.body {
-                        Body::Pool { session, .. } => self.pools.get(session),
-                        Body::Bytes(_) => None,
-                    };
-                    self.links.send(&frame, pool.map_or(&[], |pool| pool));
-                }
+                TargetOutput::Send(frame) => self.links.queue(frame),
                 TargetOutput::OpenPool { session, pages } => {
                     tracing::info!(session, "a session begins");
                     self.pools
@@ -303,12 +320,19 @@ impl Serving {
                 }
                 TargetOutput::ClosePool { session } => {
                     tracing::info!(session, "a session has ended");
+                    self.send_queued();
                     self.pools.remove(&session);
                 }
                 TargetOutput::Execute(work) => self.execute(work),
                 TargetOutput::RecordOwner { export, owner } => self.record_owner(export, owner),
             }
         }
+        self.send_queued();
+    }
+
+    fn send_queued(&mut self) {
+        let pools = &self.pools;
+        (self.links).send_queued(|session| pools.get(&session).map_or(&[], |pool| pool));
     }
 
     fn execute(&mut self, work: Work) {

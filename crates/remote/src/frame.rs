@@ -68,11 +68,11 @@ impl Frame {
         }
     }
 
-    /// Returns the bytes of the frame. `pool` is the pool of the body's session.
+    /// Returns the header with its checksum, and the payload. `pool` is the pool of the body's session.
     ///
     /// # Panics
     /// Panics if the body is not in the pool.
-    pub fn to_bytes(&self, pool: &[u8]) -> Vec<u8> {
+    pub fn sealed<'f>(&'f self, pool: &'f [u8]) -> (FrameHeader, &'f [u8]) {
         let payload = match &self.body {
             Body::Bytes(bytes) => bytes,
             Body::Pool {
@@ -83,6 +83,12 @@ impl Frame {
         };
         let mut header = self.header;
         header.seal(self.salt, payload);
+        (header, payload)
+    }
+
+    /// Returns the bytes of the frame. `pool` and panics: see `sealed`.
+    pub fn to_bytes(&self, pool: &[u8]) -> Vec<u8> {
+        let (header, payload) = self.sealed(pool);
         let mut bytes = Vec::with_capacity(HEADER_BYTES + payload.len());
         bytes.extend_from_slice(header.as_bytes());
         bytes.extend_from_slice(payload);

@@ -1,7 +1,7 @@
 //! Packet sockets: frames of one Ethertype on one network interface (packet(7)).
 
 use std::ffi::{CStr, CString};
-use std::io;
+use std::io::{self, IoSlice};
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -14,6 +14,34 @@ pub struct PacketSocket {
     mac: [u8; 6],
     mtu: usize,
     receive_bytes: usize,
+}
+
+/// Memory for frames that are received together.
+#[derive(Debug)]
+pub struct Frames {
+    bytes: Vec<u8>,
+    stride: usize,
+    /// Length of each frame that was received; 0: left out.
+    lengths: Vec<usize>,
+}
+
+impl Frames {
+    /// Returns memory for `count` frames of at most `frame_bytes`.
+    pub fn new(count: usize, frame_bytes: usize) -> Frames {
+        Frames {
+            bytes: vec![0; count * frame_bytes],
+            stride: frame_bytes,
+            lengths: Vec::with_capacity(count),
+        }
+    }
+
+    /// Returns the frames that were received last, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let places = self.bytes.chunks_exact(self.stride).zip(&self.lengths);
+        places
+            .map(|(place, length)| &place[..*length])
+            .filter(|frame| !frame.is_empty())
+    }
 }
 
 /// Why a socket could not be opened.
@@ -173,6 +201,81 @@ impl PacketSocket {
             0.. => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+
+    /// Sends frames with one system call, each in two pieces. Returns how many the kernel took, at least one: fewer if it refused the next one. Fails as `send` does
+    /// if it refuses the first one.
+    pub fn send_many(&self, frames: &[[IoSlice<'_>; 2]]) -> io::Result<usize> {
+        let message = |pieces: &[IoSlice<'_>; 2]| {
+            // SAFETY: all zeros are a valid mmsghdr.
+            let mut message: libc::mmsghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+            // The kernel only reads the pieces. An IoSlice has the layout of an iovec.
+            message.msg_hdr.msg_iov = pieces.as_ptr().cast::<libc::iovec>().cast_mut();
+            message.msg_hdr.msg_iovlen = pieces.len() as _;
+            message
+        };
+        let mut messages: Vec<libc::mmsghdr> = frames.iter().map(message).collect();
+        // SAFETY: each message has no address and no control data, and its pieces live as long as `frames`.
+        let sent = unsafe {
+            libc::sendmmsg(
+                self.fd.as_raw_fd(),
+                messages.as_mut_ptr(),
+                messages.len() as u32,
+                libc::MSG_DONTWAIT as _,
+            )
+        };
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Receives frames with one system call, each with its Ethernet header, into `frames`, whose former ones are lost. Leaves out frames for other hosts, which an
+    /// interface in promiscuous mode or with VLANs sees. Returns whether more may have arrived. Fails with ENETDOWN, once, when the interface went down.
+    pub fn receive_many(&self, frames: &mut Frames) -> io::Result<bool> {
+        frames.lengths.clear();
+        let stride = frames.stride;
+        let places = frames.bytes.len() / stride;
+        // SAFETY: all zeros are a valid sockaddr_ll.
+        let zero: libc::sockaddr_ll = unsafe { MaybeUninit::zeroed().assume_init() };
+        let mut addresses = vec![zero; places];
+        let mut pieces: Vec<libc::iovec> = (frames.bytes.chunks_exact_mut(stride))
+            .map(|place| libc::iovec {
+                iov_base: place.as_mut_ptr().cast(),
+                iov_len: place.len(),
+            })
+            .collect();
+        let message = |(address, piece): (&mut libc::sockaddr_ll, &mut libc::iovec)| {
+            // SAFETY: all zeros are a valid mmsghdr.
+            let mut message: libc::mmsghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+            message.msg_hdr.msg_name = (&raw mut *address).cast();
+            message.msg_hdr.msg_namelen = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+            (message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen) = (&raw mut *piece, 1);
+            message
+        };
+        let mut messages: Vec<libc::mmsghdr> =
+            addresses.iter_mut().zip(&mut pieces).map(message).collect();
+        // SAFETY: each message points to its own address and piece, which live until the call ends, and each piece to a place of its own in `frames`.
+        let received = unsafe {
+            libc::recvmmsg(
+                self.fd.as_raw_fd(),
+                messages.as_mut_ptr(),
+                messages.len() as u32,
+                (libc::MSG_DONTWAIT | libc::MSG_TRUNC) as _,
+                std::ptr::null_mut(),
+            )
+        };
+        let Ok(received) = usize::try_from(received) else {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(false),
+                _ => Err(error),
+            };
+        };
+        let lengths = messages.iter().map(|message| message.msg_len as usize);
+        for (length, address) in lengths.zip(&addresses).take(received) {
+            // A frame that was cut off is longer than any frame of the protocol.
+            let is_ours = address.sll_pkttype != libc::PACKET_OTHERHOST && length <= stride;
+            frames.lengths.push(if is_ours { length } else { 0 });
+        }
+        Ok(received == places)
     }
 
     /// Receives a frame, with its Ethernet header. Skips frames for other hosts, which an interface in promiscuous mode or with VLANs sees. Returns
