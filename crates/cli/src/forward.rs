@@ -15,6 +15,8 @@ use jericho_sys::timer::Timer;
 const RECEIVE_BYTES: usize = 8 << 20;
 /// Frames taken from one interface before the other one has its turn.
 const FRAMES_AT_ONCE: usize = 64;
+/// Most rounds in which frames are taken at the end, so that a flood does not delay it.
+const ROUNDS_AT_END: u32 = 64;
 /// Keys of the poller. The interfaces have 0 and 1.
 const CUT: u64 = 2;
 const END: u64 = 3;
@@ -112,6 +114,11 @@ impl Forwarder {
             let [first, second] = &mut self.sides;
             first.deliver(now, second);
             second.deliver(now, first);
+        }
+        // What has arrived and was not forwarded counts as dropped.
+        let now = start.elapsed();
+        for side in &mut self.sides {
+            (0..ROUNDS_AT_END).take_while(|_| side.receive(now)).count();
         }
         Ok(self.sides.map(|mut side| {
             side.direction.missed(side.port.take_lost());

@@ -50,6 +50,8 @@ const KIND_TCP_V6: u8 = 4;
 const KIND_UDP: u8 = 5;
 /// Set beside the kind if the first segment has the flag CWR.
 const KIND_ECN: u8 = 0x80;
+/// Set beside the kind if the flag CWR is a bit of a counter.
+const KIND_ACC_ECN: u8 = 0x10;
 
 impl Port {
     /// Opens a port. Puts the interface into promiscuous mode until the port is dropped. Asks for a receive buffer of `receive_bytes`.
@@ -271,7 +273,7 @@ fn tag_of(message: &libc::msghdr) -> Option<[u8; TAG_BYTES]> {
 
 /// Returns what is to be done for a frame. Returns `None` for an unknown kind.
 fn unfinished(header: &OffloadHeader) -> Option<Unfinished> {
-    let protocol = match header.kind & !KIND_ECN {
+    let protocol = match header.kind & !(KIND_ECN | KIND_ACC_ECN) {
         KIND_NONE => None,
         KIND_TCP_V4 | KIND_TCP_V6 => Some(Protocol::Tcp),
         KIND_UDP => Some(Protocol::Udp),
@@ -286,6 +288,7 @@ fn unfinished(header: &OffloadHeader) -> Option<Unfinished> {
         segments: protocol.map(|protocol| Segments {
             protocol,
             bytes: header.segment_bytes.into(),
+            keeps_cwr: header.kind & KIND_ACC_ECN != 0,
         }),
     })
 }

@@ -28,6 +28,8 @@ pub(crate) struct Segments {
     pub protocol: Protocol,
     /// Bytes of payload of each segment.
     pub bytes: usize,
+    /// All segments keep the TCP flag CWR, which then is a bit of a counter (AccECN). Otherwise only the first one does.
+    pub keeps_cwr: bool,
 }
 
 /// A protocol whose frames are divided.
@@ -41,6 +43,12 @@ const ETHERTYPE_AT: usize = 12;
 const VLAN_BYTES: usize = 4;
 const IP_V6_HEADER_BYTES: usize = 40;
 const UDP_HEADER_BYTES: usize = 8;
+/// Protocol numbers of IP.
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const SCTP: u8 = 132;
+/// Extension headers of IPv6 that may precede the transport header: hop by hop, routing, destination options.
+const EXTENSIONS: [u8; 3] = [0, 43, 60];
 /// TCP flags.
 const FIN: u8 = 0x01;
 const PUSH: u8 = 0x08;
@@ -63,6 +71,10 @@ pub(crate) fn finish(
 }
 
 fn finish_checksum(frame: &mut [u8], checksum: Checksum) -> Option<()> {
+    if transport_of(frame) == Some((checksum.start, SCTP)) {
+        // It has a checksum of another kind.
+        return None;
+    }
     let range = frame.get(checksum.start..)?;
     // Zero means "no checksum" in UDP.
     let sum = match !sum_of(range, 0) {
@@ -87,6 +99,14 @@ fn divide(
         };
     let (header, payload) = frame.split_at_checked(header_bytes)?;
     let network = network_at(frame)?;
+    let protocol = match segments.protocol {
+        Protocol::Tcp => TCP,
+        Protocol::Udp => UDP,
+    };
+    // In a tunnel the kernel means the inner headers, and the outer ones would need new lengths, too.
+    if transport_of(frame)? != (transport, protocol) || payload.is_empty() {
+        return None;
+    }
     let whole_bytes = (frame.len() - transport) as u32;
     let pseudo = read_u16(frame, transport + checksum.offset)?;
     if segments.bytes == 0 {
@@ -104,7 +124,7 @@ fn divide(
                 let field = segment.get_mut(transport + 4..transport + 8)?;
                 field.copy_from_slice(&sequence.to_be_bytes());
                 let flags = segment.get_mut(transport + 13)?;
-                if number > 0 {
+                if number > 0 && !segments.keeps_cwr {
                     *flags &= !CONGESTION_WINDOW_REDUCED;
                 }
                 if number + 1 < count {
@@ -130,6 +150,27 @@ fn network_at(frame: &[u8]) -> Option<usize> {
         at += VLAN_BYTES;
     }
     Some(at + 2)
+}
+
+/// Returns where the transport header of the outermost IP packet starts, and its protocol number.
+fn transport_of(frame: &[u8]) -> Option<(usize, u8)> {
+    let network = network_at(frame)?;
+    let version = *frame.get(network)?;
+    match version >> 4 {
+        4 => {
+            let header_bytes = usize::from(version & 0xf) * 4;
+            Some((network + header_bytes, *frame.get(network + 9)?))
+        }
+        6 => {
+            let (mut at, mut next) = (network + IP_V6_HEADER_BYTES, *frame.get(network + 6)?);
+            while EXTENSIONS.contains(&next) {
+                let (following, length) = (*frame.get(at)?, *frame.get(at + 1)?);
+                (next, at) = (following, at + (usize::from(length) + 1) * 8);
+            }
+            Some((at, next))
+        }
+        _ => None,
+    }
 }
 
 /// Writes the length, and for IPv4 the identification and the checksum.
@@ -198,8 +239,6 @@ fn write_u16(bytes: &mut [u8], at: usize, value: u16) -> Option<()> {
 mod tests {
     use super::*;
 
-    const TCP: u8 = 6;
-    const UDP: u8 = 17;
     const SEQUENCE: u32 = u32::MAX - 100;
 
     /// A frame as a program's kernel hands it to an interface that finishes it.
@@ -298,6 +337,7 @@ mod tests {
                             Protocol::Udp
                         },
                         bytes: 1400,
+                        keeps_cwr: tags == 2,
                     }),
                 };
                 let mut segments = Vec::new();
@@ -319,8 +359,13 @@ mod tests {
                     assert_eq!(sequence(&segments[1]), SEQUENCE.wrapping_add(1400));
                     let flags: Vec<u8> = segments.iter().map(|segment| segment[at + 13]).collect();
                     assert_eq!(flags[0], CONGESTION_WINDOW_REDUCED);
-                    assert_eq!(flags[1], 0);
-                    assert_eq!(flags.last(), Some(&(FIN | PUSH)));
+                    let kept = if tags == 2 {
+                        CONGESTION_WINDOW_REDUCED
+                    } else {
+                        0
+                    };
+                    assert_eq!(flags[1], kept);
+                    assert_eq!(flags.last(), Some(&(kept | FIN | PUSH)));
                 }
             }
         }
@@ -332,6 +377,7 @@ mod tests {
         let segments = Some(Segments {
             protocol: Protocol::Tcp,
             bytes: 10,
+            keeps_cwr: false,
         });
         let whole = Unfinished {
             checksum: Some(checksum),
@@ -343,6 +389,20 @@ mod tests {
             Unfinished {
                 checksum: None,
                 segments,
+            },
+        ));
+        // In a tunnel, the kernel means an inner header.
+        let mut tunnel = frame.clone();
+        tunnel[14 + 9] = 47;
+        refused.push((tunnel, whole));
+        // SCTP has another checksum.
+        let mut sctp = frame.clone();
+        sctp[14 + 9] = SCTP;
+        refused.push((
+            sctp,
+            Unfinished {
+                checksum: Some(checksum),
+                segments: None,
             },
         ));
         let beyond = Checksum {

@@ -2,9 +2,12 @@
 while the link is cut and the first host loses power: its server is killed, and writes that were not flushed are gone. Then the daemon of the mount
 is killed, too. Everything that a program has synced must be there.
 
+With 0 rounds, the first host stays away for longer than --dead-after instead.
+
 Runs inside `unshare -Urnm`. Usage: remote_slice.py JERICHO DIRECTORY SEED ROUNDS
 """
 
+import errno
 import os
 import random
 import signal
@@ -165,8 +168,8 @@ def near(number):
         os.fsync(log.fileno())
 
 
-def mount():
-    run(JERICHO, "mount", "a.vol", "mnt", "--nic", "i0", "--log", "mount.log")
+def mount(*options):
+    run(JERICHO, "mount", "a.vol", "mnt", "--nic", "i0", "--log", "mount.log", *options)
 
 
 def daemon():
@@ -193,20 +196,62 @@ def verify(done):
     assert subjects[::-1][: done["commit"]] == [str(number) for number in range(done["commit"])], "a commit is lost"
 
 
-def main():
+def set_up(*options):
+    """Makes the volume, and mounts it. Returns the host of its second slice."""
     os.chdir(DIRECTORY)
     run("truncate", "--size", "512M", "disk")
     host = Host()
     host.serve()
     run(JERICHO, "format", "a.vol", "tyche://hostb/data", "--size", "512M", "--nic", "i0")
     os.mkdir("mnt")
-    mount()
+    mount(*options)
     for name in ("near", "far"):
         os.mkdir("mnt/" + name)
         with open(f"mnt/{name}/log", "wb"):
             pass
     assert "slice      1" in run(JERICHO, "where", "mnt/far/log")
     assert "slice      0" in run(JERICHO, "where", "mnt/near/log")
+    return host
+
+
+def stay_away():
+    """The host of a slice is away for longer than requests wait."""
+    host = set_up("--dead-after", "2")
+    append(0)
+    kept = record(0)
+    host.lose_power()
+    try:
+        append(1)
+        raise AssertionError("an fsync succeeds without the host")
+    except OSError as error:
+        assert error.errno == errno.EIO, error
+    for number in range(20):
+        near(number)
+    # The slice of the other host gets no turn.
+    for number in range(4):
+        os.mkdir(f"mnt/new{number}")
+        assert "slice      0" in run(JERICHO, "where", f"mnt/new{number}")
+    failed = subprocess.run([JERICHO, "umount", "mnt"], capture_output=True, text=True)
+    assert failed.returncode == 1 and "stays mounted" in failed.stderr, failed
+    run(JERICHO, "umount", "--force", "mnt")
+    # Without the host, the volume has its other files.
+    mount()
+    with open("mnt/near/log", "rb") as log:
+        assert log.read() == b"".join(record(number) for number in range(20))
+    run(JERICHO, "umount", "mnt")
+    host.serve()
+    mount()
+    with open("mnt/far/log", "rb") as log:
+        assert log.read()[: len(kept)] == kept, "a synced record is lost"
+    append(2)
+    run(JERICHO, "umount", "mnt")
+    assert "is sound" in run(JERICHO, "check", "a.vol", "--nic", "i0")
+    host.server.terminate()
+    host.server.wait()
+
+
+def main():
+    host = set_up()
     os.mkdir("mnt/far/git")
     os.mkdir("mnt/far/fio")
     git("init", "--quiet")
@@ -247,7 +292,7 @@ def main():
 
 
 try:
-    main()
+    main() if ROUNDS else stay_away()
 finally:
     for child in CHILDREN:
         child.kill()

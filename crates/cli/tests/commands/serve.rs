@@ -131,8 +131,8 @@ fn another_host_copies_to_a_served_file_while_its_target_is_killed() {
     assert!(log.contains("sent again"), "{log}");
 }
 
-#[test]
-fn what_programs_have_synced_on_another_host_survives_its_loss_of_power_and_the_end_of_the_mount() {
+/// Runs the script of a volume with a slice on another host. Returns the log of its mounts.
+fn remote_slice(rounds: &str) -> String {
     let volume = Volume::formatted();
     let dir = volume.beside("hosts");
     std::fs::create_dir(&dir).expect("a directory");
@@ -143,12 +143,21 @@ fn what_programs_have_synced_on_another_host_survives_its_loss_of_power_and_the_
     let mut command = Command::new("unshare");
     command.args(["-Urnm", "python3", script]);
     command.arg(jericho(["x"]).get_program()).arg(&dir);
-    let variable = |name, default: &str| std::env::var(name).unwrap_or(default.into());
-    command.arg(variable("JERICHO_SEED", "1"));
-    command.arg(variable("JERICHO_ROUNDS", "6"));
-    succeed(&mut command);
-    let log = std::fs::read_to_string(dir.join("mount.log")).expect("a log");
+    command.arg(std::env::var("JERICHO_SEED").unwrap_or("1".into()));
+    succeed(command.arg(rounds));
+    std::fs::read_to_string(dir.join("mount.log")).expect("a log")
+}
+
+#[test]
+fn what_programs_have_synced_on_another_host_survives_its_loss_of_power_and_the_end_of_the_mount() {
+    let rounds = std::env::var("JERICHO_ROUNDS").unwrap_or("6".into());
+    let log = remote_slice(&rounds);
     assert!(log.contains("does not answer"), "{log}");
+}
+
+#[test]
+fn a_host_that_stays_away_costs_its_slice_and_no_other() {
+    remote_slice("0");
 }
 
 #[test]
