@@ -185,26 +185,9 @@ impl PacketSocket {
         self.receive_bytes
     }
 
-    /// Sends a frame, with its Ethernet header. Fails with EAGAIN or ENOBUFS when the interface's queue is full, ENETDOWN when the interface is down, EMSGSIZE when the
-    /// frame is longer than the MTU allows.
-    pub fn send(&self, frame: &[u8]) -> io::Result<()> {
-        // SAFETY: the pointer and the length are those of `frame`.
-        let sent = unsafe {
-            libc::send(
-                self.fd.as_raw_fd(),
-                frame.as_ptr().cast(),
-                frame.len(),
-                libc::MSG_DONTWAIT,
-            )
-        };
-        match sent {
-            0.. => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-
-    /// Sends frames with one system call, each in two pieces. Returns how many the kernel took, at least one: fewer if it refused the next one. Fails as `send` does
-    /// if it refuses the first one.
+    /// Sends frames with one system call, each in two pieces. Returns how many the kernel took, at least one: fewer if it refused the next one.
+    /// If it refuses the first one: EAGAIN or ENOBUFS when the interface's queue is full, ENETDOWN when the interface is down, EMSGSIZE when the frame is longer than
+    /// the MTU allows.
     pub fn send_many(&self, frames: &[[IoSlice<'_>; 2]]) -> io::Result<usize> {
         let message = |pieces: &[IoSlice<'_>; 2]| {
             // SAFETY: all zeros are a valid mmsghdr.
@@ -276,39 +259,6 @@ impl PacketSocket {
             frames.lengths.push(if is_ours { length } else { 0 });
         }
         Ok(received == places)
-    }
-
-    /// Receives a frame, with its Ethernet header. Skips frames for other hosts, which an interface in promiscuous mode or with VLANs sees. Returns
-    /// its length, which is greater than that of `buffer` if the frame was cut off, or `None` when none has arrived. Fails with ENETDOWN, once, when
-    /// the interface went down.
-    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-        // SAFETY: all zeros are a valid sockaddr_ll.
-        let mut from: libc::sockaddr_ll = unsafe { MaybeUninit::zeroed().assume_init() };
-        loop {
-            let mut from_length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-            // SAFETY: the pointers and lengths are those of `buffer` and of `from`.
-            let length = unsafe {
-                libc::recvfrom(
-                    self.fd.as_raw_fd(),
-                    buffer.as_mut_ptr().cast(),
-                    buffer.len(),
-                    flags,
-                    (&raw mut from).cast(),
-                    &raw mut from_length,
-                )
-            };
-            match length {
-                0.. if from.sll_pkttype == libc::PACKET_OTHERHOST => {}
-                0.. => return Ok(Some(length as usize)),
-                _ => break,
-            }
-        }
-        let error = io::Error::last_os_error();
-        match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-            _ => Err(error),
-        }
     }
 
     /// Returns the number of the interface.

@@ -86,7 +86,7 @@ impl Port {
         self.socket.mtu()
     }
 
-    /// Sends a finished frame, with its Ethernet header. Fails as [`PacketSocket::send`] does.
+    /// Sends a finished frame, with its Ethernet header. Fails as [`PacketSocket::send_many`] does for its first frame.
     pub fn send(&self, frame: &[u8]) -> io::Result<()> {
         let mut header = OffloadHeader::default();
         let mut parts = [
