@@ -66,6 +66,9 @@ demo: setup-demo
 # The parts of the test suite `programs` that run once more over the FUSE ring. Their programs read and write through the mount.
 OVER_RING := dead:: coherent:: copies:: interrupted:: overlapping:: halves:: fio:: sqlite:: git:: idle:: crash:: full:: rehome:: hostile:: small_files:: stopped:: syncs::
 
+# The parts of the test suite `commands` that have no mount of a volume, and so no FUSE ring.
+WITHOUT_RING := --skip attach:: --skip wire:: --skip nbd_clients::
+
 # Devices that fail as tests order. Release builds have none: the feature does not compile there.
 FAULTS := --features jericho-cli/faults
 
@@ -77,7 +80,7 @@ test: setup-test
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --workspace --no-deps --document-private-items
 	$(CARGO) build --workspace $(FAULTS)
 	scripts/with-ring off $(CARGO) test --workspace $(FAULTS) --no-fail-fast
-	scripts/with-ring on $(CARGO) test -p jericho-cli $(FAULTS) --no-fail-fast --test commands --test posix
+	scripts/with-ring on $(CARGO) test -p jericho-cli $(FAULTS) --no-fail-fast --test commands --test posix -- $(WITHOUT_RING)
 	scripts/with-ring on $(CARGO) test -p jericho-cli $(FAULTS) --test programs -- $(OVER_RING)
 	@$(MAKE) --no-print-directory model
 
