@@ -34,7 +34,7 @@ enum Caller {
     Callback(End),
 }
 
-/// Takes the result of a request, while the core is locked: it never blocks and begins no request.
+/// Takes the result of a request.
 pub(crate) type End = Box<dyn FnOnce(Result<(), i32>) + Send>;
 
 /// The protocol, its sockets and its memory.
@@ -55,8 +55,15 @@ pub(crate) struct Core {
     is_silent: bool,
     /// Name of the device, for messages.
     name: Arc<str>,
+    /// What the ends of requests cause, once the core is not locked any more: a thread that woke before would only wait for the lock.
+    wakes: Vec<Wake>,
     /// Threads that wait for `attached` or `ended`.
     waiting: Vec<Thread>,
+}
+
+enum Wake {
+    Thread(Thread),
+    End(End, Result<(), i32>),
 }
 
 /// The core, and what wakes the receiver.
@@ -96,6 +103,7 @@ impl Inside {
                 is_leaving: false,
                 is_silent: false,
                 name,
+                wakes: Vec::new(),
                 waiting: Vec::new(),
             }),
             is_silent: AtomicBool::new(false),
@@ -139,14 +147,14 @@ impl Inside {
             _ => None,
         };
         core.initiator.poll(now);
-        self.perform(&mut core, &mut bytes);
+        core.perform(&mut bytes);
         // There was no room in the pool. Another thread copies the bytes when there is.
         if let Some((_, bytes)) = bytes
             && let Some(request) = core.requests.get_mut(&tag)
         {
             request.bytes = Bytes::Own(bytes.to_vec());
         }
-        self.set_timer(&mut core);
+        self.leave(core);
         tag
     }
 
@@ -162,8 +170,8 @@ impl Inside {
         }
         let now = core.links.now();
         core.initiator.poll(now);
-        self.perform(&mut core, &mut None);
-        self.set_timer(&mut core);
+        core.perform(&mut None);
+        self.leave(core);
     }
 
     /// Sleeps until an operation has ended. Returns its result, with the bytes of a read.
@@ -209,8 +217,8 @@ impl Inside {
         let has_more = core.receive();
         let now = core.links.now();
         core.initiator.poll(now);
-        self.perform(&mut core, &mut None);
-        self.set_timer(&mut core);
+        core.perform(&mut None);
+        self.leave(core);
         has_more
     }
 
@@ -221,14 +229,22 @@ impl Inside {
         let now = core.links.now();
         core.initiator.detach(now);
         core.initiator.poll(now);
-        self.perform(&mut core, &mut None);
-        self.set_timer(&mut core);
+        core.perform(&mut None);
+        self.leave(core);
     }
 
-    /// Performs the outputs of the protocol. `bytes`: see `Core::perform`.
-    fn perform(&self, core: &mut Core, bytes: &mut Option<(u64, &[u8])>) {
-        core.perform(bytes);
+    /// Unlocks the core after its outputs were performed, and does what must not be done before.
+    fn leave(&self, mut core: MutexGuard<'_, Core>) {
         self.is_silent.store(core.is_silent, Ordering::Relaxed);
+        self.set_timer(&mut core);
+        let wakes = std::mem::take(&mut core.wakes);
+        drop(core);
+        for wake in wakes {
+            match wake {
+                Wake::Thread(thread) => thread.unpark(),
+                Wake::End(end, result) => end(result),
+            }
+        }
     }
 
     /// Sets the timer if the protocol has something to do before it ends. A timer that is too early costs one wake-up. Setting it again would cost a
@@ -302,12 +318,13 @@ impl Core {
                     match self.requests.get_mut(&tag).map(|r| &mut r.caller) {
                         Some(Caller::Thread(thread, ended)) => {
                             *ended = Some(result);
-                            thread.unpark();
+                            let thread = thread.clone();
+                            self.wakes.push(Wake::Thread(thread));
                         }
                         Some(Caller::Callback(_)) => {
                             let request = self.requests.remove(&tag);
                             if let Some(Caller::Callback(end)) = request.map(|r| r.caller) {
-                                end(result);
+                                self.wakes.push(Wake::End(end, result));
                             }
                         }
                         None => {}
