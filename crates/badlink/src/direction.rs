@@ -64,7 +64,7 @@ impl Cut {
 /// Numbers of frames. Each frame that came, and each copy, is in one of `forwarded`, `lost`, `cut` and `dropped`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Frames that the receiving interface took.
+    /// Frames that the outgoing interface took.
     pub forwarded: u64,
     /// Frames that were lost on purpose.
     pub lost: u64,
@@ -76,7 +76,7 @@ pub struct Counts {
     pub corrupted: u64,
     /// Frames that were lost because the link was cut.
     pub cut: u64,
-    /// Frames that were lost, but not on purpose: no room, refused by the receiving interface, or under way at the end.
+    /// Frames that were lost, but not on purpose: missed before `send`, no room, refused by the outgoing interface, or under way at the end.
     pub dropped: u64,
 }
 
@@ -170,7 +170,7 @@ impl Direction {
             .min()
     }
 
-    /// Counts a frame that `receive` has returned. `is_forwarded` is false if the receiving interface refused it.
+    /// Counts a frame that `receive` has returned. `is_forwarded` is false if the outgoing interface refused it.
     pub fn arrived(&mut self, is_forwarded: bool) {
         match is_forwarded {
             true => self.counts.forwarded += 1,

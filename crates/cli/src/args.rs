@@ -97,8 +97,8 @@ Jericho places each slice on a device of the slice's home node, if there is one.
 and allocates all of the file's space on the host, unless --sparse is given. It uses the whole of a block device. If \
 format fails, it has changed nothing.
 
-tyche://HOST/NAME is a device that another host serves (see serve). A slice is on one host, so each host has one at least. If a host does not \
-answer, the files of its slices wait for it, and the others do not. The first device should be one of this host.")]
+tyche://HOST/NAME is a device that another host serves (see serve). A slice is on one host, so each host has at least one slice. If a host does not \
+answer, programs that use files of its slices wait for it (see jericho mount --dead-after). The other slices work on. The first device should be one of this host.")]
 pub struct FormatArgs {
     /// First device of the volume: a file, a block device, or tyche://HOST/NAME
     pub volume: PathBuf,
@@ -173,8 +173,8 @@ pub struct MountOptions {
     pub log: Option<PathBuf>,
     #[command(flatten)]
     pub remote: RemoteArgs,
-    /// End requests with an error after this many seconds without an answer of another host that has a slice; 0: never. The slice
-    /// then takes no changes until the next mount
+    /// Fail requests after this many seconds without an answer of another host that has a slice; 0: never. A slice whose changes have
+    /// failed takes no changes until the next mount
     #[arg(
         long,
         value_name = "SECONDS",
@@ -775,11 +775,12 @@ Forwards frames of every Ethertype in both directions. Each fault applies to bot
 of the frame, so the same frames have the same faults again. Cuts depend on the time.
 
 Runs in the foreground until SIGTERM, SIGINT or SIGHUP, and prints one line when it forwards. At the end it prints how many frames of each direction were \
-forwarded, lost, reordered, duplicated, corrupted and cut. The command also counts frames that it dropped without a fault: a buffer was full, a frame was longer than the MTU allows, or it \
-was under way at the end.
+forwarded, lost, reordered, duplicated, corrupted and cut. The command also counts the frames that it dropped without a fault: a buffer was full, the command could not finish the frame, the frame was longer than the MTU \
+allows, or the frame was under way at the end.
 
-The two interfaces should have no addresses, and no bridge. The command needs CAP_NET_RAW. The hosts need no settings: the command itself finishes checksums and divides the \
-long TCP frames that a virtual interface leaves unfinished. So each fault applies to a single frame, as on a cable.")]
+The two interfaces should have no addresses, and no bridge. The command needs CAP_NET_RAW. Most hosts need no settings: the command itself finishes checksums and divides the \
+long frames of TCP and UDP that a virtual interface leaves unfinished. So each fault applies to a single frame, as on a cable. The command cannot do this for LRO, \
+long frames of tunnels or checksums of SCTP: switch these offloads off with ethtool -K.")]
 pub struct WireArgs {
     /// A network interface
     pub a: String,

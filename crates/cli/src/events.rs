@@ -10,7 +10,7 @@ use signal_hook::iterator::Signals;
 
 use crate::failure::{Context, Failure};
 
-/// The name of a signal that requests a stop and never discards: shells and session managers send it in addition to another signal.
+/// The name of the signal that requests a stop, but never forces one: shells and session managers send it in addition to another signal.
 pub const HANGUP: &str = "SIGHUP";
 
 pub enum Event {

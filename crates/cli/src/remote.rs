@@ -32,7 +32,7 @@ pub fn prepare(command: &Command) {
     set(args, dead_after_s);
 }
 
-/// Prepares the process for the devices of a daemon's volume, as the daemon's arguments say.
+/// Prepares the process for the devices of a daemon's volume, with the daemon's options except for `--dead-after`.
 pub fn prepare_as(daemon: &[OsString]) {
     let daemon = Cli::try_parse_from(daemon).map(|cli| cli.command);
     match daemon {

@@ -74,7 +74,7 @@ pub enum AttachError {
     Busy(Remote),
     /// No target has answered, or its export was busy all the time.
     #[error(
-        "no host offers {remote} on {interfaces}: is `jericho serve` running there, and are the interfaces connected, and has the session of another client ended?"
+        "no host offers {remote} on {interfaces}; check that `jericho serve` runs there, that the interfaces are connected, and that no other client uses the device"
     )]
     Missing {
         /// The device.
@@ -519,7 +519,7 @@ fn receive(inside: &Inside, poller: &Poller, _stopped: &UnixStream, claim: &Unix
             let accepted = (0..CONNECTIONS_AT_ONCE).map(|_| claim.accept());
             let failed = accepted.filter_map(Result::err).next();
             if failed.is_some_and(|error| error.kind() != io::ErrorKind::WouldBlock) {
-                // Without descriptors this would begin again at once, and for ever.
+                // Without a free descriptor, accept(2) fails and the socket stays readable: this loop would spin.
                 let _ = end_listening(claim);
             }
         }

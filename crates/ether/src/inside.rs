@@ -273,7 +273,7 @@ impl Core {
         self.tags
     }
 
-    /// Takes frames. Each one's payload is copied before what follows from it is performed.
+    /// Takes frames, and copies their payloads. The caller performs the outputs that follow from the frames afterwards.
     fn receive(&mut self) -> bool {
         let (now, initiator) = (self.links.now(), &mut self.initiator);
         let requests = &mut self.requests;
@@ -296,7 +296,7 @@ impl Core {
             match output {
                 InitiatorOutput::Send(frame) => self.links.queue(frame),
                 InitiatorOutput::Fill { tag, run } => {
-                    // They may have other bytes of these pages.
+                    // The queued frames may refer to the former bytes of these pages.
                     self.links.send_queued(|_| &self.pool);
                     let to = &mut self.pool[run.bytes()];
                     match bytes.take_if(|(own, _)| *own == tag) {

@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 const RECEIVE_BYTES: usize = 8 << 20;
 /// What the kernel counts for a frame of the largest size, with room to spare: 4 MiB hold 640 frames of 8 KiB.
 const FRAME_COST_BYTES: usize = 16 << 10;
-/// Most frames that a peer may have in flight, and the fewest.
+/// Limits of the number of frames that a peer may have in flight.
 const CREDITS: std::ops::RangeInclusive<usize> = 4..=896;
 /// Frames that are sent with one system call, and frames taken from one socket before the others have their turn.
 const FRAMES_AT_ONCE: usize = 32;
@@ -26,7 +26,7 @@ pub enum LinkError {
     /// A socket could not be opened.
     #[error(transparent)]
     Packet(#[from] PacketError),
-    /// No interface was named.
+    /// There is no interface to use: the user has named none, and none is up with a sufficient MTU.
     #[error(
         "no Ethernet interface is up here and has an MTU of at least {MTU_MIN}: bring one up, or name one with --nic"
     )]
@@ -124,8 +124,8 @@ impl Links {
         self.queued.push(frame);
     }
 
-    /// Sends the queued frames, with one system call for neighbours of one link. `pool_of` returns the pool of a session. The protocol repeats a frame that the kernel does not
-    /// take.
+    /// Sends the queued frames. Consecutive frames of one link share a system call. `pool_of` returns the pool of a session. The protocol repeats a frame that the kernel does
+    /// not take.
     pub fn send_queued<'p>(&mut self, pool_of: impl Fn(u64) -> &'p [u8]) {
         let of_one_link = |one: &Frame, other: &Frame| one.link == other.link;
         for frames in self.queued.chunk_by(of_one_link) {

@@ -265,7 +265,7 @@ impl Serving {
         }
     }
 
-    /// Sets the timer if the protocol has something to do before it ends. The timer counts microseconds: a time limit of the poller may count milliseconds.
+    /// Sets the timer if the protocol has something to do before the timer ends. Does not use a time limit of the poller, which may be rounded up to a millisecond.
     fn set_timer(&mut self) {
         let now = self.links.now();
         let is_set = self.timer_at.filter(|&at| at > now);

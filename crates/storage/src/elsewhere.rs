@@ -47,7 +47,7 @@ impl Finish for Shared {
 }
 
 impl Elsewhere {
-    /// Ends of transfers ring `doorbell`, and raise `signal`.
+    /// Returns a list without transfers. Each end of a transfer rings `doorbell`, and sends `signal`.
     pub(crate) fn new(doorbell: Arc<Doorbell>, signal: Option<Signal>) -> Elsewhere {
         Elsewhere(Arc::new(Shared {
             state: Mutex::default(),

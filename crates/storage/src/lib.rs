@@ -296,8 +296,8 @@ pub trait Device: Send + Sync {
 
 /// Transfers that a device performs by itself, without a thread that waits.
 pub trait Asynchronous {
-    /// Begins a transfer whose range and memory are valid. Calls `end` once, from any thread, perhaps before it returns. Uses the
-    /// memory until then.
+    /// Begins a transfer whose range and memory are valid. Calls `end` once, from any thread, perhaps before `begin` returns. Does not use
+    /// the memory after that call.
     fn begin(&self, transfer: Transfer, end: Arc<dyn Finish>);
 }
 

@@ -16,7 +16,7 @@ static REMOTES: OnceLock<Box<dyn Remotes>> = OnceLock::new();
 
 /// Opens devices of other hosts.
 pub trait Remotes: Send + Sync {
-    /// Opens a device. Returns a device that this process has open already again, unless that one refuses writes and this one must not.
+    /// Opens a device. Returns the same device again if this process has it open, unless that device refuses writes and `options` ask for writes.
     fn open(&self, name: &str, options: OpenOptions) -> Result<Arc<dyn Device>, OpenError>;
     /// Returns the process of this host that uses the device, if one does and can be seen.
     fn holder(&self, name: &str) -> Option<u32>;
@@ -60,9 +60,7 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>,
     let device = remotes.open(name, options)?;
     let (size_bytes, required_bytes) = (device.size_bytes(), options.create_size.unwrap_or(1));
     if device.is_read_only() && !options.read_only {
-        return Err(refused(
-            "its host offers it for reading only, or this process has it open for reading only",
-        ));
+        return Err(refused("its host offers it for reading only"));
     }
     if size_bytes < required_bytes {
         return Err(OpenError::TooSmall {

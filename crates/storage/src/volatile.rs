@@ -1,5 +1,5 @@
-//! A device that loses what was not flushed when its process is killed, for tests of a host that loses power. Only debug builds with the
-//! feature `faults` have it.
+//! A device that loses some of the blocks that were not flushed when its process is killed, for tests of a host that loses power. Only debug builds with
+//! the feature `faults` have it.
 //!
 //! The environment variable `JERICHO_VOLATILE` holds a number, from which the random choices begin. Each block of a write either reaches the
 //! device at once, or stays in this process until the next flush.
@@ -182,7 +182,7 @@ impl Device for Volatile {
         self.device.needs_stable_writes()
     }
 
-    /// Has none, because transfers of io_uring would pass the held blocks.
+    /// Returns `None`, because transfers of io_uring would bypass the held blocks.
     fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         None
     }

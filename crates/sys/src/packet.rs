@@ -5,8 +5,8 @@ use std::io::{self, IoSlice};
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// A socket that sends and receives whole Ethernet frames of one Ethertype on one interface. It does not see the frames that this host
-/// sends, except for those of other interfaces.
+/// A socket that sends and receives whole Ethernet frames on one interface: those of one Ethertype, or all for a port. It does not receive
+/// the frames that this host sends out of the interface.
 #[derive(Debug)]
 pub struct PacketSocket {
     fd: OwnedFd,
@@ -185,9 +185,9 @@ impl PacketSocket {
         self.receive_bytes
     }
 
-    /// Sends frames with one system call, each in two pieces. Returns how many the kernel took, at least one: fewer if it refused the next one.
-    /// If it refuses the first one: EAGAIN or ENOBUFS when the interface's queue is full, ENETDOWN when the interface is down, EMSGSIZE when the frame is longer than
-    /// the MTU allows.
+    /// Sends frames with one system call, each in two pieces. Returns the number of frames that the kernel took: the kernel stops at a frame that it refuses. Fails if
+    /// the kernel refuses the first frame: with EAGAIN or ENOBUFS when the interface's queue is full, with ENETDOWN when the interface is down, and with EMSGSIZE when the
+    /// frame is longer than the MTU allows.
     pub fn send_many(&self, frames: &[[IoSlice<'_>; 2]]) -> io::Result<usize> {
         let message = |pieces: &[IoSlice<'_>; 2]| {
             // SAFETY: all zeros are a valid mmsghdr.

@@ -2,9 +2,9 @@
 //!
 //! The kernel keeps parts of a frame beside its bytes, and a port puts them back:
 //! - the outer VLAN tag (PACKET_AUXDATA);
-//! - an unfinished checksum, and a frame of up to 64 KiB that the interface of the sender would have divided (PACKET_VNET_HDR). The sending
-//!   program's host does that for a virtual interface, and the receiving interface joins frames (GRO). Without the port's work, such
-//!   a frame would be too long for the other interface, or its checksum wrong.
+//! - an unfinished checksum, and the division of a frame of up to 64 KiB (PACKET_VNET_HDR). A host leaves both to its interface, and a virtual
+//!   interface passes the frame on as it is. The interface of the port also joins frames (GRO). Without the port's work, such a frame
+//!   would be too long for the other interface, or its checksum would be wrong.
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};

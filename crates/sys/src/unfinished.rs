@@ -54,7 +54,8 @@ const FIN: u8 = 0x01;
 const PUSH: u8 = 0x08;
 const CONGESTION_WINDOW_REDUCED: u8 = 0x80;
 
-/// Calls `take` with each finished frame. Returns `None` if the frame is not what the kernel says, or is of an unknown kind.
+/// Calls `take` with each finished frame. Returns `None` if the frame is not what the kernel says, is a long frame of a tunnel, or has an unfinished
+/// checksum of SCTP.
 pub(crate) fn finish(
     frame: &mut [u8],
     unfinished: Unfinished,

@@ -141,7 +141,7 @@ pub enum VolumeError {
     Refused(String),
     /// A remote device is another one than expected.
     #[error(
-        "device {index} of the volume was {name} when the volume was made, and the device with this name has another label or none; say where it is with --device"
+        "device {index} of the volume is recorded as {name}, but the device with this name has another label or none; say where it is with --device"
     )]
     OtherRemote {
         /// Index in the volume.

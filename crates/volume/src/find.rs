@@ -7,8 +7,8 @@
 //! does not choose between them, unless the user names one. A member of a stacked device (device mapper, md) has the label of the stack,
 //! and is no copy.
 //!
-//! A device of another host is only where the user says, or at the name that it had when the volume was formatted: the files and devices of
-//! this host may be those that another host serves.
+//! If the recorded name of a device is that of a device of another host, the search looks only there and where the user says: a file or device of
+//! this host with the right label may be the one that the other host serves.
 
 use std::collections::HashSet;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

@@ -1,8 +1,9 @@
 //! Divides the devices of a new volume: head, journals and first metadata chunks, and the slices.
 //!
 //! A slice is on a device of its own node if there is one. Slices on the same device share it evenly. A device without a slice
-//! is added to a slice of its host, of its node if possible. Each host that has a device has a slice, so that a slice depends on one host. Each slice has its journal and its metadata store on its first device. Small slices
-//! share those of slice 0. No I/O.
+//! is added to a slice of its host, of its node if possible. Each host that has a device has a slice, so that no slice needs two hosts.
+//! Each slice has its journal and its metadata store on its first device. If all devices are on one host and a slice is small, all slices share those of slice 0.
+//! No I/O.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -50,7 +50,9 @@ impl Volume {
                     | VolumeError::Unreachable(_)
                     | VolumeError::Refused(_)),
                 ) => {
-                    tracing::error!("{error}; its slices are absent until then");
+                    tracing::error!(
+                        "the slices of device {index} are absent until a mount finds it: {error}"
+                    );
                     let name = path_of(&entry);
                     absent_device(
                         &name.to_string_lossy(),

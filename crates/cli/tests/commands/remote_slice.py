@@ -145,7 +145,7 @@ def commit(number):
         file.write(record(number))
     git("add", "file")
     git("commit", "--quiet", "--message", str(number))
-    # It syncs the file, and then gives it its name.
+    # git syncs the file of a branch, renames it, and does not sync the directory.
     sync_directory("mnt/far/git/.git/refs/heads")
 
 
@@ -255,7 +255,7 @@ def main():
     os.mkdir("mnt/far/git")
     os.mkdir("mnt/far/fio")
     git("init", "--quiet")
-    # It syncs not all of its files.
+    # git init does not sync all of its files.
     run(JERICHO, "sync", "mnt")
     programs = {work.__name__: Program(work) for work in (append, replace, insert, commit, check_by_fio, near)}
     for number in range(ROUNDS):
