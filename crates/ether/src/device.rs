@@ -425,8 +425,10 @@ impl Device for RemoteDevice {
 
     fn describe(&self) -> String {
         format!(
-            "{} (remote, {} bytes): raw Ethernet",
-            self.name, self.attached.size_bytes
+            "{} (remote, {} bytes): {}",
+            self.name,
+            self.attached.size_bytes,
+            self.inside.channels()
         )
     }
 }

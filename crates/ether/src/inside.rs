@@ -222,6 +222,29 @@ impl Inside {
         has_more
     }
 
+    /// Returns a line about the channels, for an administrator.
+    pub fn channels(&self) -> String {
+        let core = self.lock();
+        let statuses = core.initiator.channels();
+        let named = core.links.names().iter().zip(statuses);
+        let text = named.map(|(name, status)| match status {
+            None => format!("{name}: no channel"),
+            Some(status) => format!(
+                "{name}: {}, round trip {} us, window {} frames, {} sent, {} lost",
+                if status.is_up {
+                    "up"
+                } else {
+                    "does not answer"
+                },
+                status.round_trip.as_micros(),
+                status.window,
+                status.sent,
+                status.lost
+            ),
+        });
+        text.collect::<Vec<_>>().join("; ")
+    }
+
     /// Ends the session in order.
     pub fn detach(&self) {
         let mut core = self.lock();

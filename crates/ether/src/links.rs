@@ -108,6 +108,11 @@ impl Links {
         self.names.iter().find_map(node)
     }
 
+    /// Returns the names of the interfaces.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
     /// Returns the sockets.
     pub fn sockets(&self) -> &[PacketSocket] {
         &self.sockets

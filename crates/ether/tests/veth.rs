@@ -86,6 +86,15 @@ fn what_is_written_by_the_initiator_is_on_the_targets_file() {
     assert_eq!(device.size_bytes(), 64 << 20);
     let big = pattern(1, 40 << 20);
     device.write_at(8 << 20, &big).expect("a write of 40 MiB");
+    let status = device.describe();
+    assert!(status.contains("i0: up, round trip "), "{status}");
+    // 40 MiB in frames of 8 KiB.
+    let sent = status
+        .split(" sent")
+        .next()
+        .and_then(|s| s.rsplit(' ').next());
+    let sent: u64 = sent.and_then(|n| n.parse().ok()).expect("a number");
+    assert!(sent >= 5120, "{status}");
     device
         .write_durable(0, &pattern(2, PAGE))
         .expect("a durable write");

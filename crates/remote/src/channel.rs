@@ -87,6 +87,23 @@ pub(crate) struct Channel<C> {
     state: State,
     /// How long a suspect channel sends PING. `None`: for ever.
     quiet_after: Option<Duration>,
+    /// Frames that were taken for lost.
+    losses: u64,
+}
+
+/// What an administrator may want to know of a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChannelStatus {
+    /// Whether the peer acknowledges.
+    pub is_up: bool,
+    /// Smoothed time between a frame and its acknowledgement.
+    pub round_trip: Duration,
+    /// Frames that may be in flight, by the congestion window and the peer's credit.
+    pub window: u32,
+    /// Frames that were sent.
+    pub sent: u64,
+    /// Frames that were taken for lost, and whose content was sent again.
+    pub lost: u64,
 }
 
 impl<C> Channel<C> {
@@ -111,6 +128,18 @@ impl<C> Channel<C> {
             loss_time: None,
             state: State::Up,
             quiet_after,
+            losses: 0,
+        }
+    }
+
+    /// Returns what an administrator may want to know.
+    pub fn status(&self) -> ChannelStatus {
+        ChannelStatus {
+            is_up: self.state == State::Up,
+            round_trip: self.round_trip.smoothed(),
+            window: self.window.frames().min(self.credit.max(1).into()),
+            sent: self.next_number(),
+            lost: self.losses,
         }
     }
 
@@ -319,6 +348,7 @@ impl<C> Channel<C> {
 
     /// Ends a frame that counts as lost.
     fn lose(&mut self, at: usize, lost: &mut Vec<C>) {
+        self.losses += 1;
         let number = self.sent_first + at as u64;
         lost.extend(self.end(at));
         // The numbers are in order, except after a probe.

@@ -16,7 +16,7 @@ use zerocopy::FromBytes;
 
 use crate::Time;
 use crate::attachment::Attachment;
-use crate::channel::State;
+use crate::channel::{ChannelStatus, State};
 use crate::content::RequestId;
 use crate::dial::Dial;
 use crate::errno::{EACCES, EBUSY, ECANCELED, EIO, ENOTUNIQ, EPROTO, EPROTONOSUPPORT, ESTALE};
@@ -326,6 +326,12 @@ impl Initiator {
         }
         self.take_events();
         self.transmit(now);
+    }
+
+    /// Returns the status of each link's channel, if the link has one.
+    pub fn channels(&self) -> Vec<Option<ChannelStatus>> {
+        let status = |state: &LinkState| state.channel.as_ref().map(|a| a.channel.status());
+        self.links.iter().map(status).collect()
     }
 
     /// Returns when `poll` should be called next, if no frame arrives and no request is submitted.

@@ -38,6 +38,7 @@ mod target;
 /// A time, as the duration since any fixed moment. The caller has the clock.
 pub type Time = std::time::Duration;
 
+pub use channel::ChannelStatus;
 pub use discovery::{Discovery, Found};
 pub use export::{ExportConfig, Owner};
 pub use frame::{Body, Entropy, Frame, Link};
