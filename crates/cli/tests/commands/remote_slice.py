@@ -1,5 +1,5 @@
-"""Two network namespaces stand in for two hosts: one serves a device, the other mounts a volume with a slice on it. Programs work in that slice
-while the link is cut and the first host loses power: its server is killed, and writes that were not flushed are gone. Then the daemon of the mount
+"""Two network namespaces stand in for two hosts: one serves a device, the other mounts a volume with a slice on it. Two links join them; one is bad. Programs work in that slice
+while links are cut and the first host loses power: its server is killed, and writes that were not flushed are gone. Then the daemon of the mount
 is killed, too. Everything that a program has synced must be there.
 
 With 0 rounds, the first host stays away for longer than --dead-after instead.
@@ -20,6 +20,8 @@ import time
 JERICHO, DIRECTORY, SEED, ROUNDS = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 RANDOM = random.Random(SEED)
 DEADLINE_S = 120
+# Two links between the hosts.
+LINKS = ["0", "1"]
 CHILDREN = []
 
 
@@ -46,21 +48,29 @@ class Host:
     """The host with the device."""
 
     def __init__(self):
-        run("ip", "link", "add", "i0", "mtu", "9000", "type", "veth", "peer", "name", "t0", "mtu", "9000")
+        for one, other in (("i0", "a0"), ("b0", "t0"), ("i1", "t1")):
+            run("ip", "link", "add", one, "mtu", "9000", "type", "veth", "peer", "name", other, "mtu", "9000")
+        for end in ("a0", "b0"):
+            run("ip", "link", "set", end, "up")
         self.space = started(["unshare", "-n", "sleep", "infinity"])
         path = f"/proc/{self.space.pid}/ns/net"
         own = os.readlink("/proc/self/ns/net")
         wait_until("a network namespace", lambda: os.readlink(path) != own)
-        run("ip", "link", "set", "t0", "netns", str(self.space.pid))
         self.enter = ["nsenter", "--net=" + path]
-        run(*self.enter, "ip", "link", "set", "t0", "up")
-        run("ip", "link", "set", "i0", "up")
+        for link in LINKS:
+            run("ip", "link", "set", "t" + link, "netns", str(self.space.pid))
+            run(*self.enter, "ip", "link", "set", "t" + link, "up")
+        self.join()
+        # Link 0 is a bad one.
+        faults = ["--loss", "1%", "--reorder", "10%", "--duplicate", "10%", "--corrupt", "1%", "--seed", str(SEED)]
+        wire = started([JERICHO, "wire", "a0", "b0", *faults], stdout=subprocess.PIPE)
+        assert wire.stdout.readline()
         self.log = open("serve.log", "a")
         self.server = None
 
     def serve(self):
         environment = {**os.environ, "JERICHO_VOLATILE": str(RANDOM.randrange(1 << 32))}
-        command = [JERICHO, "serve", "disk", "--name", "data", "--host", "hostb", "--nic", "t0", "--no-auth", "--state", "state"]
+        command = [JERICHO, "serve", "disk", "--name", "data", "--host", "hostb", "--nic", "t0,t1", "--no-auth", "--state", "state"]
         options = {"stdout": subprocess.PIPE, "stderr": self.log, "env": environment, "text": True}
         self.server = started(self.enter + command, **options)
         assert "tyche://hostb/data" in self.server.stdout.readline()
@@ -70,11 +80,13 @@ class Host:
         self.server.kill()
         self.server.wait()
 
-    def cut(self):
-        run("ip", "link", "set", "i0", "down")
+    def cut(self, links):
+        for link in links:
+            run("ip", "link", "set", "i" + link, "down")
 
     def join(self):
-        run("ip", "link", "set", "i0", "up")
+        for link in LINKS:
+            run("ip", "link", "set", "i" + link, "up")
 
 
 class Program(threading.Thread):
@@ -169,7 +181,7 @@ def near(number):
 
 
 def mount(*options):
-    run(JERICHO, "mount", "a.vol", "mnt", "--nic", "i0", "--log", "mount.log", *options)
+    run(JERICHO, "mount", "a.vol", "mnt", "--nic", "i0,i1", "--log", "mount.log", *options)
 
 
 def daemon():
@@ -202,7 +214,7 @@ def set_up(*options):
     run("truncate", "--size", "512M", "disk")
     host = Host()
     host.serve()
-    run(JERICHO, "format", "a.vol", "tyche://hostb/data", "--size", "512M", "--nic", "i0")
+    run(JERICHO, "format", "a.vol", "tyche://hostb/data", "--size", "512M", "--nic", "i0,i1")
     os.mkdir("mnt")
     mount(*options)
     for name in ("near", "far"):
@@ -245,7 +257,7 @@ def stay_away():
         assert log.read()[: len(kept)] == kept, "a synced record is lost"
     append(2)
     run(JERICHO, "umount", "mnt")
-    assert "is sound" in run(JERICHO, "check", "a.vol", "--nic", "i0")
+    assert "is sound" in run(JERICHO, "check", "a.vol", "--nic", "i0,i1")
     host.server.terminate()
     host.server.wait()
 
@@ -265,10 +277,12 @@ def main():
         if number % 2 == 0:
             host.lose_power()
         else:
-            host.cut()
-        rounds = programs["near"].rounds
-        # The other host's slice waits, and this one's does not.
-        wait_until("work in the slice of this host", lambda: programs["near"].rounds > rounds + 3 or programs["near"].error)
+            # One of the links, or both.
+            host.cut(LINKS[: 1 + number % 4 // 2])
+        # The other host's slice waits if no link is left, and this one's never does.
+        worker = programs["append" if number % 4 == 1 else "near"]
+        rounds = worker.rounds
+        wait_until("work beside the fault", lambda: worker.rounds > rounds + 3 or worker.error)
         time.sleep(RANDOM.random() * 0.3)
         if number % 2 == 0:
             host.serve()
@@ -286,7 +300,7 @@ def main():
     mount()
     verify(done)
     run(JERICHO, "umount", "mnt")
-    assert "is sound" in run(JERICHO, "check", "a.vol", "--data", "--nic", "i0")
+    assert "is sound" in run(JERICHO, "check", "a.vol", "--data", "--nic", "i0,i1")
     host.server.terminate()
     host.server.wait()
 
