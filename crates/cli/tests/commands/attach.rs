@@ -190,7 +190,10 @@ fn a_file_of_a_disk_keeps_its_size_and_its_place() {
     assert_eq!(file.write_at(b"ab", BYTES as u64 - 1).unwrap(), 1);
     assert_eq!(errno(file.write_at(b"b", BYTES as u64)), libc::ENOSPC);
     assert_eq!(file.read_at(&mut [0; 10], BYTES as u64 - 1).unwrap(), 1);
-    assert_eq!(file.read_at(&mut [0; 10], BYTES as u64).unwrap(), 0);
+    for beyond in [0, 5, 4096, 5000] {
+        let read = file.read_at(&mut [0; 10], BYTES as u64 + beyond);
+        assert_eq!(read.unwrap(), 0, "{beyond} bytes beyond the end");
+    }
     assert_eq!(errno(File::create(disk.at().join("new"))), libc::EPERM);
     assert_eq!(errno(fs::remove_file(&path)), libc::EPERM);
     assert_eq!(errno(fs::rename(&path, disk.at().join("new"))), libc::EPERM);
