@@ -140,8 +140,10 @@ pub fn remove(dir: &Path) {
     }
 }
 
+/// Returns whether a mount is a disk of this user. Other users can make FUSE mounts with any names.
 fn is_disk(mount: &Mount) -> bool {
     mount.filesystem.strip_prefix("fuse.") == Some(disk::SUBTYPE)
+        && mount.user == Some(rustix::process::getuid().as_raw())
 }
 
 /// Finds an attached disk by what `attach` has printed, by its directory, or by its device.
@@ -185,5 +187,20 @@ mod tests {
         assert_eq!(named(&remote), ("hostb-data".into(), "data".into()));
         let deep = Device::Local("/x".repeat(400).into());
         assert_eq!(deep.name().as_os_str().len(), NAME_BYTES_MAX);
+    }
+
+    #[test]
+    fn the_mount_of_another_user_is_no_disk() {
+        let uid = rustix::process::getuid().as_raw();
+        let mount = |user| Mount {
+            device: (0, 52),
+            dir: "/mnt".into(),
+            filesystem: format!("fuse.{}", disk::SUBTYPE),
+            source: "/srv/a".into(),
+            user,
+        };
+        assert!(is_disk(&mount(Some(uid))));
+        assert!(!is_disk(&mount(Some(uid + 1))));
+        assert!(!is_disk(&mount(None)));
     }
 }
