@@ -11,10 +11,8 @@ use jericho_fuse::{attach, disk};
 
 use crate::failure::{Context, Failure};
 use crate::mounts::{self, Mount};
-use crate::{loops, remote};
+use crate::{loops, marker, remote};
 
-/// The file that a server leaves in its directory, below the former mount, if not everything is durable. It holds the message.
-pub const NOT_DURABLE: &str = "not-durable";
 /// Maximum length of a name that is made of a path. The end of the path distinguishes devices best.
 const NAME_BYTES_MAX: usize = 200;
 
@@ -112,25 +110,36 @@ pub fn prepare(at: Option<&Path>, device: &Device) -> Result<(PathBuf, bool), Fa
         attach::unmount(&dir, true).map_err(|e| Failure::new(e.to_string()))?;
         tracing::warn!("removed the disk at {shown}, whose server is dead");
     }
-    // Of a former server.
-    let _ = std::fs::remove_file(dir.join(NOT_DURABLE));
-    let mut entries = std::fs::read_dir(&dir).context(format_args!("cannot use {shown}"))?;
-    match entries.next() {
-        None => Ok((dir, is_new)),
-        Some(_) => Err(Failure::new(format!(
-            "{shown} is not empty: what is in it would be hidden; choose an empty directory"
-        ))),
-    }
+    take_marker(&dir)?;
+    Ok((dir, is_new))
 }
 
-/// Takes the message that a server has left in its directory, and removes the directory as `remove` does.
-pub fn take_message(dir: &Path) -> Option<String> {
-    let path = dir.join(NOT_DURABLE);
-    let message = std::fs::read_to_string(&path).ok()?;
-    // An error is ignored: the next disk there does the same.
-    let _ = std::fs::remove_file(&path);
-    remove(dir);
-    Some(message)
+/// Removes the marker of a former server. Fails if something else is in the directory.
+fn take_marker(dir: &Path) -> Result<(), Failure> {
+    let shown = dir.display();
+    let not_empty = || {
+        Failure::new(format!(
+            "{shown} is not empty: what is in it would be hidden; choose an empty directory"
+        ))
+    };
+    let entries = std::fs::read_dir(dir).context(format_args!("cannot use {shown}"))?;
+    let mut entries = entries.flatten();
+    if entries.any(|entry| entry.file_name() != marker::NAME) {
+        return Err(not_empty());
+    }
+    let below = marker::directory(dir).context(format_args!("cannot use {shown}"))?;
+    let found = match below.map(|below| marker::find(&below)) {
+        None | Some(Ok(None)) => return Ok(()),
+        Some(Ok(Some(found))) => found,
+        Some(Err(_)) => return Err(not_empty()),
+    };
+    let message = found.take_now();
+    if let Some(message) = message.context(format_args!("cannot use {shown}"))? {
+        tracing::warn!(
+            "the disk that was attached at {shown} before lost what programs had not synced: {message}"
+        );
+    }
+    Ok(())
 }
 
 /// Removes the directory of a disk if it is among those that `prepare` makes. Does nothing if it is not empty.

@@ -10,6 +10,7 @@ use jericho_sys::process::{Process, Signal};
 
 use crate::args::DetachArgs;
 use crate::failure::{Context, Failure, Outcome};
+use crate::marker::{self, Found};
 use crate::mounts::{self, Mount};
 use crate::{attached, busy, loops};
 
@@ -53,15 +54,33 @@ pub fn run(args: &DetachArgs) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     release(&mount, &args.disk)?;
+    // Opened before the server's end, because the device is free after that, and the directory may get another disk.
+    let left = marker_of(&mount.dir);
     if let Some(server) = server {
         let ended = server.wait(None);
         ended.context(format_args!("cannot wait for the server of {shown}"))?;
     }
-    match attached::take_message(&mount.dir) {
-        Some(message) => Err(Failure::new(format!(
+    let message = match left.transpose() {
+        None => Ok(None),
+        Some(found) => found.and_then(Found::take_when_ended),
+    };
+    attached::remove(&mount.dir);
+    match message {
+        Ok(None) => Ok(ExitCode::SUCCESS),
+        Ok(Some(message)) => Err(Failure::new(format!(
             "{shown} was detached, but not everything is durable: {message}"
         ))),
-        None => Ok(ExitCode::SUCCESS),
+        Err(error) => Err(Failure::new(format!(
+            "{shown} was detached, but it is unknown whether everything is durable: {error}"
+        ))),
+    }
+}
+
+/// Opens the marker of a disk that was just unmounted.
+fn marker_of(dir: &Path) -> std::io::Result<Option<Found>> {
+    match marker::directory(dir)? {
+        Some(dir) => marker::find(&dir),
+        None => Ok(None),
     }
 }
 
@@ -138,6 +157,10 @@ fn clean_up(mount: &Mount) -> Result<(), Failure> {
         }
     }
     attach::unmount(&mount.dir, true).map_err(|e| Failure::new(e.to_string()))?;
+    if let Ok(Some(found)) = marker_of(&mount.dir) {
+        // An error is ignored: the next disk there does the same.
+        let _ = found.take_now();
+    }
     attached::remove(&mount.dir);
     Ok(())
 }

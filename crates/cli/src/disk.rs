@@ -17,12 +17,12 @@ use std::sync::mpsc::{Receiver, channel};
 use jericho_export::Disk;
 use jericho_fuse::{MountConfig, MountError, Running, mount_disk};
 use jericho_sys::{limits, process};
-use rustix::fs::{Mode, OFlags};
 
 use crate::args::AttachArgs;
-use crate::attached::{self, Device, NOT_DURABLE};
+use crate::attached::{self, Device};
 use crate::events::{self, Event, HANGUP};
 use crate::failure::{Context, Failure, Outcome};
+use crate::marker::{self, Marker};
 use crate::{busy, loops, mounts, notify, served};
 
 /// The first signal requests an end, the second one an end of a disk in use.
@@ -47,6 +47,10 @@ pub fn serve(args: &AttachArgs, serving: impl FnOnce(&Path) -> Result<(), Failur
         is_new,
     };
     let read_only = args.read_only || device.is_read_only();
+    let marker = match read_only {
+        true => None,
+        false => Some(place.mark().inspect_err(|_| place.remove())?),
+    };
     let config = MountConfig {
         subtype: jericho_fuse::disk::SUBTYPE,
         allow_other: false,
@@ -57,6 +61,7 @@ pub fn serve(args: &AttachArgs, serving: impl FnOnce(&Path) -> Result<(), Failur
     let running = match mounted {
         Ok(running) => Arc::new(running),
         Err(error) => {
+            marker.iter().for_each(Marker::remove);
             place.remove();
             return Err(Failure::new(error.to_string()));
         }
@@ -70,12 +75,22 @@ pub fn serve(args: &AttachArgs, serving: impl FnOnce(&Path) -> Result<(), Failur
         true => Ok(()),
         false => device.flush(),
     };
-    drop(device);
-    drop(claim);
-    if let Err(error) = &flushed {
-        place.leave(&error.to_string());
+    if let Some(marker) = &marker {
+        match &flushed {
+            Ok(()) => marker.remove(),
+            Err(error) => {
+                if let Err(why) = marker.leave(&error.to_string()) {
+                    // The marker has its first message.
+                    tracing::warn!(error = %why, "cannot leave a message in {}", place.dir.display());
+                }
+            }
+        }
     }
     place.remove();
+    drop(device);
+    // The last, because `attach` can use the directory and the device after it.
+    drop(claim);
+    drop(marker);
     outcome?;
     flushed.context("not everything is durable")?;
     tracing::info!("everything is on the device");
@@ -197,14 +212,16 @@ struct Place {
 }
 
 impl Place {
-    /// Leaves a message for `detach`.
-    fn leave(&self, message: &str) {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
-        let left = rustix::fs::openat(&self.below, NOT_DURABLE, flags, Mode::RUSR | Mode::WUSR)
-            .and_then(|file| rustix::io::write(file, message.as_bytes()));
-        if let Err(error) = left {
-            tracing::warn!(%error, "cannot leave a message in {}", self.dir.display());
-        }
+    /// Makes the marker of a disk.
+    fn mark(&self) -> Result<Marker, Failure> {
+        let shown = self.dir.display();
+        Marker::make(&self.below).map_err(|error| {
+            Failure::new(format!(
+                "cannot make the file {} in {shown}, which says until the end that not everything is durable: {error}; \
+                 choose another directory with --at",
+                marker::NAME
+            ))
+        })
     }
 
     /// Removes the directory, unless there is a message in it.
