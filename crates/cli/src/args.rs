@@ -597,7 +597,8 @@ Examples:
   file=$(jericho attach disk.img)           a file for any program, without root
 
 Prints one line when the disk can be used: the path of the file, or with --loop the path of a loop device over it. A server goes on in \
-the background until jericho detach. At SIGTERM or SIGINT it ends, too, unless the disk is in use; a second signal ends it then.
+the background until jericho detach. At SIGTERM or SIGINT it ends, too, unless the disk is in use; a second signal ends it in any case, and \
+programs that use the disk get errors then. A further signal ends the wait for a device that does not answer.
 
 Programs read and write any bytes of the file. Each read and write goes to the device at once, and fsync(2) makes all writes durable. The file has \
 the size of the device: it cannot be truncated (so use dd conv=notrunc), and shared mappings of it are refused. Holes that a program \
@@ -658,6 +659,9 @@ pub struct DetachArgs {
     /// End the server at once; changes that are not durable may be lost
     #[arg(long)]
     pub force: bool,
+    /// The server has started this process, and names its own mount: MAJOR:MINOR of its files.
+    #[arg(long, hide = true)]
+    pub own_mount: Option<String>,
 }
 
 #[derive(Args, Debug)]

@@ -7,7 +7,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use jericho_ether::Remote;
-use jericho_fuse::{attach, disk};
+use jericho_fuse::{MountError, attach, disk};
 
 use crate::failure::{Context, Failure};
 use crate::mounts::{self, Mount};
@@ -107,7 +107,14 @@ pub fn prepare(at: Option<&Path>, device: &Device) -> Result<(PathBuf, bool), Fa
                 mount.filesystem
             )));
         }
-        attach::unmount(&dir, true).map_err(|e| Failure::new(e.to_string()))?;
+        loops::abandon_all(&mount, |note| tracing::warn!("{note}"))?;
+        // Another attach may have taken the place meanwhile.
+        if !mounts::is_dead(&dir) {
+            return Err(Failure::new(format!(
+                "{shown} was just attached by another process"
+            )));
+        }
+        unmount(&mount, true).map_err(|e| Failure::new(e.to_string()))?;
         tracing::warn!("removed the disk at {shown}, whose server is dead");
     }
     take_marker(&dir)?;
@@ -142,6 +149,22 @@ fn take_marker(dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Unmounts a disk as `attach::unmount` does. Fails if its directory shows another mount.
+pub fn unmount(mount: &Mount, lazy: bool) -> Result<(), MountError> {
+    let why = match mounts::at(&mount.dir) {
+        Ok(Some(there)) if there.device == mount.device => {
+            return attach::unmount(&mount.dir, lazy);
+        }
+        Ok(Some(there)) => format!("a mount of {} covers it", there.source.display()),
+        Ok(None) => "it is no longer mounted".into(),
+        Err(failure) => failure.to_string(),
+    };
+    Err(MountError::Unmount {
+        dir: mount.dir.clone(),
+        message: why,
+    })
+}
+
 /// Removes the directory of a disk if it is among those that `prepare` makes. Does nothing if it is not empty.
 pub fn remove(dir: &Path) {
     if base().is_ok_and(|base| dir.starts_with(base)) {
@@ -155,6 +178,18 @@ fn is_disk(mount: &Mount) -> bool {
         && mount.user == Some(rustix::process::getuid().as_raw())
 }
 
+/// Finds the mount of a disk's server by its directory and its device number, which is "MAJOR:MINOR". Other mounts may cover it.
+pub fn find_own(dir: &Path, device: &str) -> Result<Mount, Failure> {
+    let is_it = |mount: &Mount| mount.dir == dir && device_text(mount) == device;
+    let found = mounts::list()?.into_iter().filter(is_disk).rfind(is_it);
+    found.ok_or_else(|| Failure::new(format!("{} is no longer mounted", dir.display())))
+}
+
+/// Returns the device number of a mount as text.
+pub fn device_text(mount: &Mount) -> String {
+    format!("{}:{}", mount.device.0, mount.device.1)
+}
+
 /// Finds an attached disk by what `attach` has printed, by its directory, or by its device.
 pub fn find(what: &Path) -> Result<Mount, Failure> {
     let disks: Vec<Mount> = mounts::list()?.into_iter().filter(is_disk).collect();
@@ -165,7 +200,7 @@ pub fn find(what: &Path) -> Result<Mount, Failure> {
     let found = (of_source(what))
         .or_else(|| what.parent().and_then(resolved).and_then(of_dir))
         .or_else(|| resolved(what).and_then(of_dir))
-        .or_else(|| of_dir(loops::backing(what)?.parent()?.to_owned()))
+        .or_else(|| disks.iter().rfind(|disk| loops::is_over(what, disk)))
         .or_else(|| of_source(&resolved(what)?));
     found.cloned().ok_or_else(|| {
         let shown = what.display();

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use jericho_fuse::MountError;
+use jericho_fuse::attach::Connection;
 use jericho_fuse::disk::{ATTACHED, Attached, FLUSHED};
-use jericho_fuse::{MountError, attach};
 use jericho_sys::process::{Process, Signal};
 
 use crate::args::DetachArgs;
@@ -18,10 +19,16 @@ use crate::{attached, busy, loops};
 const VALUE_BYTES_MAX: usize = 64 << 10;
 /// Maximum number of users in a message.
 const USERS_MAX: usize = 10;
-/// How long a killed server may take to end.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a killed server may take to end before its connection is aborted.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long it may take after that.
+const LONG: Duration = Duration::from_secs(120);
 
 pub fn run(args: &DetachArgs) -> Outcome {
+    if let Some(device) = &args.own_mount {
+        release(&attached::find_own(&args.disk, device)?, &args.disk)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let mount = attached::find(&args.disk)?;
     let shown = args.disk.display();
     if mounts::is_dead(&mount.dir) {
@@ -48,7 +55,7 @@ pub fn run(args: &DetachArgs) -> Outcome {
     };
     if args.force {
         if let Some(server) = server {
-            kill(&server).context(format_args!("cannot end the server of {shown}"))?;
+            kill(&server, disk.pid, &mount)?;
         }
         clean_up(&mount)?;
         return Ok(ExitCode::SUCCESS);
@@ -101,24 +108,32 @@ fn release(mount: &Mount, shown: &Path) -> Result<(), Failure> {
     if let Some(failure) = in_use() {
         return Err(failure);
     }
-    for device in loops::over(&mount.dir) {
-        match loops::release(&device) {
-            Ok(()) => {}
-            Err(failure) => {
-                // The server knows the cause of an error.
-                let cause = flush(mount).unwrap_or_default();
-                return match cause.is_empty() {
-                    true => Err(failure),
-                    false => stays(cause),
-                };
-            }
+    let mut held = vec![];
+    for device in loops::over(mount) {
+        held.extend(device.hold()?);
+    }
+    for device in &held {
+        if let Err(failure) = device.sync() {
+            // The server knows the cause of an error.
+            let cause = flush(mount).unwrap_or_default();
+            return match cause.is_empty() {
+                true => Err(failure),
+                false => stays(cause),
+            };
         }
     }
     let cause = flush(mount)?;
     if !cause.is_empty() {
         return stays(cause);
     }
-    match attach::unmount(&mount.dir, false) {
+    // The flush may have taken long.
+    for device in &held {
+        device.check_unused()?;
+    }
+    for device in held {
+        device.release()?;
+    }
+    match attached::unmount(mount, false) {
         Ok(()) => Ok(()),
         Err(error @ MountError::Busy { .. }) => {
             Err(in_use().unwrap_or_else(|| Failure::new(error.to_string())))
@@ -141,26 +156,36 @@ fn attribute(dir: &Path, name: &str) -> Result<Vec<u8>, Failure> {
     Ok(value)
 }
 
-fn kill(server: &Process) -> std::io::Result<()> {
-    server.send(Signal::Kill)?;
-    server.wait(Some(PATIENCE)).map(drop)
+/// Ends a server, which may wait for a device that hangs, or for its own disk.
+fn kill(server: &Process, pid: u32, mount: &Mount) -> Result<(), Failure> {
+    let doing = "cannot end the server";
+    // Opened before the mount ends. Only root can, and an ordinary user has no loop device for which the server could wait.
+    let connection = Connection::of_mount(mount.device.1);
+    server.send(Signal::Kill).context(doing)?;
+    if server.wait(Some(PATIENCE)).context(doing)? {
+        return Ok(());
+    }
+    if let Ok(connection) = connection {
+        // An error is ignored: the wait tells.
+        let _ = connection.abort();
+    }
+    match server.wait(Some(LONG)).context(doing)? {
+        true => Ok(()),
+        false => Err(Failure::new(format!(
+            "the server was killed and has not ended: process {pid} waits in the kernel. The disk stays until it ends"
+        ))),
+    }
 }
 
 /// Removes what a dead server has left.
 fn clean_up(mount: &Mount) -> Result<(), Failure> {
-    for device in loops::over(&mount.dir) {
-        if !loops::abandon(&device)? {
-            eprintln!(
-                "jericho: {} ends when nothing uses it any more; it is in use now",
-                device.display()
-            );
-        }
-    }
-    attach::unmount(&mount.dir, true).map_err(|e| Failure::new(e.to_string()))?;
+    let released = loops::abandon_all(mount, |note| eprintln!("jericho: {note}"));
+    let unmounted = attached::unmount(mount, true);
     if let Ok(Some(found)) = marker_of(&mount.dir) {
         // An error is ignored: the next disk there does the same.
         let _ = found.take_now();
     }
     attached::remove(&mount.dir);
-    Ok(())
+    unmounted.map_err(|e| Failure::new(e.to_string()))?;
+    released
 }

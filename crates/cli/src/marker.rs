@@ -113,7 +113,7 @@ impl Found {
         match self.file.try_lock_shared() {
             Ok(()) => self.take(),
             Err(TryLockError::WouldBlock) => Err(io::Error::other(
-                "another disk is being attached or detached there",
+                "another disk is being attached or detached there, or programs still use one that was unmounted",
             )),
             Err(TryLockError::Error(error)) => Err(error),
         }
