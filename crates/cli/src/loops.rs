@@ -1,7 +1,7 @@
 //! Loop devices over the file of a disk.
 
 use std::collections::HashSet;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use jericho_fuse::disk;
 use jericho_storage::BLOCK_BYTES;
-use jericho_sys::block;
+use jericho_sys::block::{self, Open};
 use jericho_sys::loop_device::{self, LoopOptions};
 
 use crate::busy;
@@ -88,6 +88,33 @@ pub fn over(mount: &Mount) -> Vec<LoopDevice> {
 pub fn is_over(device: &Path, mount: &Mount) -> bool {
     backing(device).is_some()
         && File::open(device).is_ok_and(|open| is_of(&open, device_of(mount)).unwrap_or(false))
+}
+
+/// Returns a loop device over a file or block device. The kernel's locks do not show such a use.
+pub fn over_file(file: &Path) -> Option<PathBuf> {
+    let wanted = std::fs::metadata(file).ok()?;
+    let is_block = |metadata: &Metadata| metadata.file_type().is_block_device();
+    let is_it = |device: &Path, named: &Path| {
+        let open = block::open(device, Open::default());
+        match open.and_then(block::loop_backing) {
+            Ok(backing) => match is_block(&wanted) {
+                true => backing.rdevice == wanted.rdev(),
+                false => (backing.device, backing.inode) == (wanted.dev(), wanted.ino()),
+            },
+            Err(error) if has_no_file(&error) => false,
+            // An ordinary user may not open it. Then its path must do, which may be that of another mount namespace.
+            Err(_) => std::fs::metadata(named).is_ok_and(|named| match is_block(&wanted) {
+                true => is_block(&named) && named.rdev() == wanted.rdev(),
+                false => (named.dev(), named.ino()) == (wanted.dev(), wanted.ino()),
+            }),
+        }
+    };
+    let mut entries = std::fs::read_dir("/sys/block").ok()?.flatten();
+    entries.find_map(|entry| {
+        let named = backing_of(&entry.path())?;
+        let device = Path::new("/dev").join(entry.file_name());
+        is_it(&device, &named).then_some(device)
+    })
 }
 
 /// Takes the files away from all loop devices of a disk whose server is dead, as `LoopDevice::abandon` does. Goes on after a failure. Calls

@@ -738,6 +738,31 @@ fn a_directory_that_cannot_have_a_marker_is_refused() {
 }
 
 #[test]
+fn a_file_that_a_loop_device_uses_is_not_served_for_writing() {
+    let disk = Disk::new();
+    let Some(used) = super::support::loops::Loop::over(&disk.device()) else {
+        return;
+    };
+    let socket = disk.beside("socket");
+    let mut nbd = jericho(["nbd", "--socket"]);
+    nbd.arg(&socket).arg(disk.device());
+    for command in [&mut disk.attach_command(&[]), &mut nbd] {
+        let said = fail(command, 1);
+        let device = used.0.display().to_string();
+        assert!(
+            said.contains(&device) && said.contains("losetup -d"),
+            "{said}"
+        );
+    }
+    assert!(!disk.at().exists());
+    disk.attach(&["--read-only"]);
+    disk.detach();
+    drop(used);
+    disk.attach(&[]);
+    disk.detach();
+}
+
+#[test]
 fn a_signal_ends_a_disk_that_was_unmounted_and_no_other_disk_at_its_place() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: only root unmounts");
