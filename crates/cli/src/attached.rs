@@ -7,7 +7,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use jericho_ether::Remote;
-use jericho_fuse::{MountError, attach, disk};
+use jericho_fuse::attach::{self, Connection};
+use jericho_fuse::{MountError, disk};
 
 use crate::failure::{Context, Failure};
 use crate::mounts::{self, Mount};
@@ -151,18 +152,38 @@ fn take_marker(dir: &Path) -> Result<(), Failure> {
 
 /// Unmounts a disk as `attach::unmount` does. Fails if its directory shows another mount.
 pub fn unmount(mount: &Mount, lazy: bool) -> Result<(), MountError> {
-    let why = match mounts::at(&mount.dir) {
-        Ok(Some(there)) if there.device == mount.device => {
-            return attach::unmount(&mount.dir, lazy);
-        }
-        Ok(Some(there)) => format!("a mount of {} covers it", there.source.display()),
-        Ok(None) => "it is no longer mounted".into(),
-        Err(failure) => failure.to_string(),
-    };
-    Err(MountError::Unmount {
-        dir: mount.dir.clone(),
-        message: why,
-    })
+    match check_visible(mount) {
+        Ok(()) => attach::unmount(&mount.dir, lazy),
+        Err(failure) => Err(MountError::Unmount {
+            dir: mount.dir.clone(),
+            message: failure.to_string(),
+        }),
+    }
+}
+
+/// Fails if the directory of a disk does not show the disk: requests would go to the server of another one.
+pub fn check_visible(mount: &Mount) -> Result<(), Failure> {
+    let shown = mount.dir.display();
+    match mounts::at(&mount.dir)? {
+        Some(there) if there.device == mount.device => Ok(()),
+        Some(there) => Err(Failure::new(format!(
+            "another mount covers {shown}: unmount it first (of {}, type {})",
+            there.source.display(),
+            there.filesystem
+        ))),
+        None => Err(Failure::new(format!("{shown} is no longer mounted"))),
+    }
+}
+
+/// Opens the FUSE connection of a disk. Returns `None` without the rights of root, or if the disk is no longer mounted.
+pub fn connection(mount: &Mount) -> Option<Connection> {
+    let opened = Connection::of_mount(mount.device.1);
+    let connection = opened
+        .inspect_err(|error| tracing::debug!(%error, "cannot open the FUSE connection"))
+        .ok()?;
+    // If the mount has ended, another one may have its number.
+    let is_it = |there: &Mount| there.device == mount.device && there.source == mount.source;
+    mounts::list().ok()?.iter().any(is_it).then_some(connection)
 }
 
 /// Removes the directory of a disk if it is among those that `prepare` makes. Does nothing if it is not empty.

@@ -5,7 +5,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use jericho_fuse::MountError;
-use jericho_fuse::attach::Connection;
 use jericho_fuse::disk::{ATTACHED, Attached, FLUSHED};
 use jericho_sys::process::{Process, Signal};
 
@@ -26,11 +25,14 @@ const LONG: Duration = Duration::from_secs(120);
 
 pub fn run(args: &DetachArgs) -> Outcome {
     if let Some(device) = &args.own_mount {
-        release(&attached::find_own(&args.disk, device)?, &args.disk)?;
+        let mount = attached::find_own(&args.disk, device)?;
+        attached::check_visible(&mount)?;
+        release(&mount, &args.disk)?;
         return Ok(ExitCode::SUCCESS);
     }
     let mount = attached::find(&args.disk)?;
     let shown = args.disk.display();
+    attached::check_visible(&mount)?;
     if mounts::is_dead(&mount.dir) {
         clean_up(&mount)?;
         if args.force {
@@ -160,12 +162,12 @@ fn attribute(dir: &Path, name: &str) -> Result<Vec<u8>, Failure> {
 fn kill(server: &Process, pid: u32, mount: &Mount) -> Result<(), Failure> {
     let doing = "cannot end the server";
     // Opened before the mount ends. Only root can, and an ordinary user has no loop device for which the server could wait.
-    let connection = Connection::of_mount(mount.device.1);
+    let connection = attached::connection(mount);
     server.send(Signal::Kill).context(doing)?;
     if server.wait(Some(PATIENCE)).context(doing)? {
         return Ok(());
     }
-    if let Ok(connection) = connection {
+    if let Some(connection) = connection {
         // An error is ignored: the wait tells.
         let _ = connection.abort();
     }

@@ -295,18 +295,16 @@ impl OwnMount {
     fn of(running: &Running) -> Result<OwnMount, Failure> {
         let mount = mounts::at(running.dir())?
             .ok_or_else(|| Failure::new(format!("{} was unmounted", running.dir().display())))?;
-        let connection = Connection::of_mount(mount.device.1)
-            .inspect_err(|error| tracing::debug!(%error, "cannot abort the FUSE connection"));
         Ok(OwnMount {
+            connection: attached::connection(&mount),
             mount,
-            connection: connection.ok(),
         })
     }
 
+    /// Returns whether the disk is mounted, also elsewhere or below another mount.
     fn is_there(&self) -> bool {
-        let is_own =
-            |mount: &Mount| (mount.device, &mount.dir) == (self.mount.device, &self.mount.dir);
-        mounts::list().is_ok_and(|mounts| mounts.iter().any(is_own))
+        let is_gone = |mounts: Vec<Mount>| mounts.iter().all(|m| m.device != self.mount.device);
+        !mounts::list().is_ok_and(is_gone)
     }
 
     /// Starts a process that releases the disk as `jericho detach` does. A failure of the process becomes an event. This process must not do
@@ -328,7 +326,13 @@ impl OwnMount {
         let wait = move || {
             let refused = match child.wait_with_output() {
                 Ok(output) if output.status.success() => return,
-                Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+                Ok(output) => match String::from_utf8_lossy(&output.stderr).trim() {
+                    "" => format!(
+                        "the process that releases the disk ended ({})",
+                        output.status
+                    ),
+                    message => message.trim_start_matches("jericho: ").to_owned(),
+                },
                 Err(error) => error.to_string(),
             };
             // The server may have ended.

@@ -786,6 +786,38 @@ fn a_signal_ends_a_disk_that_was_unmounted_and_no_other_disk_at_its_place() {
     succeed(jericho(["detach"]).arg(other.device()));
 }
 
+#[test]
+fn a_disk_below_another_mount_or_unmounted_in_use_keeps_its_directory() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root mounts");
+        return;
+    }
+    let (disk, other) = (Disk::new(), Disk::new());
+    let path = disk.attach(&[]);
+    let (server, file) = (disk.server(), File::open(&path).unwrap());
+    let mut mount = Command::new("mount");
+    succeed(mount.args(["-t", "tmpfs", "none"]).arg(disk.at()));
+    let above = Mounted(disk.at());
+    for force in [&[] as &[&str], &["--force"]] {
+        let said = fail(jericho(["detach"]).args(force).arg(disk.device()), 1);
+        assert!(said.contains("another mount covers"), "{said}");
+    }
+    kill("TERM", server);
+    wait_until("the message of the server", || {
+        disk.log().contains("The disk stays")
+    });
+    above.umount();
+    file.read_exact_at(&mut [0; 10], 0).unwrap();
+    succeed(Command::new("umount").arg("-l").arg(disk.at()));
+    let mut attach = jericho(["attach", "--log"]);
+    attach.arg(other.beside("log")).arg("--at").arg(disk.at());
+    let said = fail(attach.arg(other.device()), 1);
+    assert!(said.contains("programs still use one"), "{said}");
+    drop(file);
+    wait_for_end(server);
+    assert!(disk.log().contains("everything is on the device"));
+}
+
 /// Runs the script for two hosts. `how` is `file`, or `loop`.
 fn on_two_hosts(namespaces: &str, how: &str) {
     let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
