@@ -607,7 +607,10 @@ is made in the file without it needs mkfs.ext4 -b 4096.
 
 The file is in a directory of its own in /run/jericho for root, and in $XDG_RUNTIME_DIR/jericho for other users. Only the user who \
 attached the disk may use the file. If the server dies, programs get an error. While the disk is attached, no other process can use the \
-device, and with --read-only no other process can write to it.")]
+device, and with --read-only no other process can write to it. A file that a loop device uses is refused, except with --read-only.
+
+Until everything is durable, the directory has a file not-durable below the mount. If the server is killed, the file stays, and \
+the next attach there logs a warning.")]
 pub struct AttachArgs {
     /// A file or block device, or a device of another host: tyche://HOST/NAME
     pub device: PathBuf,
@@ -650,7 +653,8 @@ Examples:
   jericho detach --force disk.img     end a server that cannot reach its device
 
 Removes the loop device, unmounts the file, writes everything to the device, and returns when it is durable. If something uses the disk, the \
-message names it, and the disk stays attached. If not everything can be made durable, the disk stays attached, too, and the status is 1.
+message names it, and the disk stays attached as it is. If not everything can be made durable, the disk stays attached, too, and the status is 1. \
+The status is also 1 if the server fails or is killed after the unmount and before everything is durable.
 
 With --force the server ends at once: changes that no fsync(2) has made durable may be lost, and programs that use the disk get errors.")]
 pub struct DetachArgs {
