@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, ErrorKind, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -587,13 +587,25 @@ fn an_attach_removes_the_loop_device_of_a_dead_server() {
         return;
     }
     let disk = Disk::new();
-    disk.attach(&["--loop"]);
+    let first = disk.attach(&["--loop"]);
     let file = disk.at().canonicalize().unwrap().join("device");
     let server = disk.server();
+    let number = file.metadata().unwrap().dev();
+    let number = format!(
+        "{}:{}",
+        rustix::fs::major(number),
+        rustix::fs::minor(number)
+    );
     kill("KILL", server);
     wait_for_end(server);
     assert_eq!(loops_over(&file), 1);
     disk.attach(&["--loop"]);
+    // The first device would hold the number and show the path inside the mount.
+    let mut shown = Command::new("losetup");
+    shown.args(["-nO", "BACK-MAJ:MIN,BACK-FILE"]).arg(&first);
+    let shown = String::from_utf8(output(&mut shown).stdout).unwrap();
+    let fields: Vec<_> = shown.split_whitespace().collect();
+    assert_ne!(fields, [number.as_str(), "/device"]);
     assert_eq!(loops_over(&file), 1);
     assert!(disk.log().contains("killed before everything was durable"));
     succeed(jericho(["detach"]).arg(disk.device()));
