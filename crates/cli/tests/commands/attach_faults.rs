@@ -7,7 +7,7 @@ use std::process::Command;
 
 use super::attach::{Disk, Mounted, has_loops, only_line, wait_for_end};
 use super::support::commands::{kill, wait_until};
-use super::support::{fail, jericho, pattern, succeed};
+use super::support::{fail, jericho, output, pattern, succeed};
 
 /// Attaches a disk whose device follows orders.
 fn attach(disk: &Disk, arguments: &[&str]) -> PathBuf {
@@ -176,7 +176,10 @@ fn a_server_that_is_killed_before_its_last_flush_leaves_a_message() {
     let path = attach(&disk, &[]);
     let (server, dir) = (disk.server(), path.parent().unwrap().to_owned());
     order(&disk, "device flush hang\n");
-    succeed(Command::new("umount").arg(&dir));
+    // Another test that looks for users of its disk may use this one for a moment.
+    wait_until("the unmount", || {
+        output(Command::new("umount").arg(&dir)).status.success()
+    });
     wait_until("the last flush", || noted(&disk, "flush") > 0);
     kill("KILL", server);
     wait_for_end(server);
