@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jericho_fuse::MountError;
 use jericho_fuse::disk::{ATTACHED, Attached, FLUSHED};
@@ -18,6 +18,9 @@ use crate::{attached, busy, loops};
 const VALUE_BYTES_MAX: usize = 64 << 10;
 /// Maximum number of users in a message.
 const USERS_MAX: usize = 10;
+/// How long a disk may be busy although no process uses it.
+const MOMENT: Duration = Duration::from_secs(2);
+const POLL: Duration = Duration::from_millis(10);
 /// How long a killed server may take to end before its connection is aborted.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long it may take after that.
@@ -135,12 +138,21 @@ fn release(mount: &Mount, shown: &Path) -> Result<(), Failure> {
     for device in held {
         device.release()?;
     }
-    match attached::unmount(mount, false) {
-        Ok(()) => Ok(()),
-        Err(error @ MountError::Busy { .. }) => {
-            Err(in_use().unwrap_or_else(|| Failure::new(error.to_string())))
+    let begun = Instant::now();
+    loop {
+        match attached::unmount(mount, false) {
+            Err(error @ MountError::Busy { .. }) => {
+                if let Some(failure) = in_use() {
+                    return Err(failure);
+                }
+                // A program may have looked at the disk at this moment.
+                if begun.elapsed() > MOMENT {
+                    return Err(Failure::new(error.to_string()));
+                }
+                std::thread::sleep(POLL);
+            }
+            unmounted => return unmounted.map_err(|error| Failure::new(error.to_string())),
         }
-        Err(error) => Err(Failure::new(error.to_string())),
     }
 }
 
