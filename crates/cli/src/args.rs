@@ -597,7 +597,8 @@ Examples:
   file=$(jericho attach disk.img)           a file for any program, without root
 
 Prints one line when the disk can be used: the path of the file, or with --loop the path of a loop device over it. A server goes on in \
-the background until jericho detach. At SIGTERM or SIGINT it ends, too, unless the disk is in use; a second signal ends it then.
+the background until jericho detach. At SIGTERM or SIGINT it ends, too, unless the disk is in use; a second signal ends it in any case, and \
+programs that use the disk get errors then. A further signal ends the wait for a device that does not answer.
 
 Programs read and write any bytes of the file. Each read and write goes to the device at once, and fsync(2) makes all writes durable. The file has \
 the size of the device: it cannot be truncated (so use dd conv=notrunc), and shared mappings of it are refused. Holes that a program \
@@ -606,7 +607,10 @@ is made in the file without it needs mkfs.ext4 -b 4096.
 
 The file is in a directory of its own in /run/jericho for root, and in $XDG_RUNTIME_DIR/jericho for other users. Only the user who \
 attached the disk may use the file. If the server dies, programs get an error. While the disk is attached, no other process can use the \
-device, and with --read-only no other process can write to it.")]
+device, and with --read-only no other process can write to it. A file that a loop device uses is refused, except with --read-only.
+
+Until everything is durable, the directory has a file not-durable below the mount. If the server is killed, the file stays, and \
+the next attach there logs a warning.")]
 pub struct AttachArgs {
     /// A file or block device, or a device of another host: tyche://HOST/NAME
     pub device: PathBuf,
@@ -649,7 +653,8 @@ Examples:
   jericho detach --force disk.img     end a server that cannot reach its device
 
 Removes the loop device, unmounts the file, writes everything to the device, and returns when it is durable. If something uses the disk, the \
-message names it, and the disk stays attached. If not everything can be made durable, the disk stays attached, too, and the status is 1.
+message names it, and the disk stays attached as it is. If not everything can be made durable, the disk stays attached, too, and the status is 1. \
+The status is also 1 if the server fails or is killed after the unmount and before everything is durable.
 
 With --force the server ends at once: changes that no fsync(2) has made durable may be lost, and programs that use the disk get errors.")]
 pub struct DetachArgs {
@@ -658,6 +663,9 @@ pub struct DetachArgs {
     /// End the server at once; changes that are not durable may be lost
     #[arg(long)]
     pub force: bool,
+    /// The server has started this process, and names its own mount: MAJOR:MINOR of its files.
+    #[arg(long, hide = true)]
+    pub own_mount: Option<String>,
 }
 
 #[derive(Args, Debug)]

@@ -7,14 +7,13 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use jericho_ether::Remote;
-use jericho_fuse::{attach, disk};
+use jericho_fuse::attach::{self, Connection};
+use jericho_fuse::{MountError, disk};
 
 use crate::failure::{Context, Failure};
 use crate::mounts::{self, Mount};
-use crate::{loops, remote};
+use crate::{loops, marker, remote};
 
-/// The file that a server leaves in its directory, below the former mount, if not everything is durable. It holds the message.
-pub const NOT_DURABLE: &str = "not-durable";
 /// Maximum length of a name that is made of a path. The end of the path distinguishes devices best.
 const NAME_BYTES_MAX: usize = 200;
 
@@ -109,28 +108,82 @@ pub fn prepare(at: Option<&Path>, device: &Device) -> Result<(PathBuf, bool), Fa
                 mount.filesystem
             )));
         }
-        attach::unmount(&dir, true).map_err(|e| Failure::new(e.to_string()))?;
+        loops::abandon_all(&mount, |note| tracing::warn!("{note}"))?;
+        // Another attach may have taken the place meanwhile.
+        if !mounts::is_dead(&dir) {
+            return Err(Failure::new(format!(
+                "{shown} was just attached by another process"
+            )));
+        }
+        unmount(&mount, true).map_err(|e| Failure::new(e.to_string()))?;
         tracing::warn!("removed the disk at {shown}, whose server is dead");
     }
-    // Of a former server.
-    let _ = std::fs::remove_file(dir.join(NOT_DURABLE));
-    let mut entries = std::fs::read_dir(&dir).context(format_args!("cannot use {shown}"))?;
-    match entries.next() {
-        None => Ok((dir, is_new)),
-        Some(_) => Err(Failure::new(format!(
+    take_marker(&dir)?;
+    Ok((dir, is_new))
+}
+
+/// Removes the marker of a former server. Fails if something else is in the directory.
+fn take_marker(dir: &Path) -> Result<(), Failure> {
+    let shown = dir.display();
+    let not_empty = || {
+        Failure::new(format!(
             "{shown} is not empty: what is in it would be hidden; choose an empty directory"
-        ))),
+        ))
+    };
+    let entries = std::fs::read_dir(dir).context(format_args!("cannot use {shown}"))?;
+    let mut entries = entries.flatten();
+    if entries.any(|entry| entry.file_name() != marker::NAME) {
+        return Err(not_empty());
+    }
+    let below = marker::directory(dir).context(format_args!("cannot use {shown}"))?;
+    let found = match below.map(|below| marker::find(&below)) {
+        None | Some(Ok(None)) => return Ok(()),
+        Some(Ok(Some(found))) => found,
+        Some(Err(_)) => return Err(not_empty()),
+    };
+    let message = found.take_now();
+    if let Some(message) = message.context(format_args!("cannot use {shown}"))? {
+        tracing::warn!(
+            "the disk that was attached at {shown} before lost what programs had not synced: {message}"
+        );
+    }
+    Ok(())
+}
+
+/// Unmounts a disk as `attach::unmount` does. Fails if its directory shows another mount.
+pub fn unmount(mount: &Mount, lazy: bool) -> Result<(), MountError> {
+    match check_visible(mount) {
+        Ok(()) => attach::unmount(&mount.dir, lazy),
+        Err(failure) => Err(MountError::Unmount {
+            dir: mount.dir.clone(),
+            message: failure.to_string(),
+        }),
     }
 }
 
-/// Takes the message that a server has left in its directory, and removes the directory as `remove` does.
-pub fn take_message(dir: &Path) -> Option<String> {
-    let path = dir.join(NOT_DURABLE);
-    let message = std::fs::read_to_string(&path).ok()?;
-    // An error is ignored: the next disk there does the same.
-    let _ = std::fs::remove_file(&path);
-    remove(dir);
-    Some(message)
+/// Fails if the directory of a disk does not show the disk: requests would go to the server of another one.
+pub fn check_visible(mount: &Mount) -> Result<(), Failure> {
+    let shown = mount.dir.display();
+    match mounts::at(&mount.dir)? {
+        Some(there) if there.device == mount.device => Ok(()),
+        Some(there) => Err(Failure::new(format!(
+            "another mount covers {shown}: unmount it first (of {}, type {})",
+            there.source.display(),
+            there.filesystem
+        ))),
+        None => Err(Failure::new(format!("{shown} is no longer mounted"))),
+    }
+}
+
+/// Opens the FUSE connection of a disk. Returns `None` without the rights of root, or if the disk is no longer mounted.
+pub fn connection(mount: &Mount) -> Option<Connection> {
+    let opened = Connection::of_mount(mount.device.1);
+    let connection = opened
+        .inspect_err(|error| tracing::debug!(%error, "cannot open the FUSE connection"))
+        .ok()?;
+    // If the mount has ended, another one may have its number.
+    let is_it = |there: &Mount| there.device == mount.device && there.source == mount.source;
+    mounts::list().ok()?.iter().any(is_it).then_some(connection)
 }
 
 /// Removes the directory of a disk if it is among those that `prepare` makes. Does nothing if it is not empty.
@@ -140,8 +193,22 @@ pub fn remove(dir: &Path) {
     }
 }
 
+/// Returns whether a mount is a disk of this user. Other users can make FUSE mounts with any names.
 fn is_disk(mount: &Mount) -> bool {
     mount.filesystem.strip_prefix("fuse.") == Some(disk::SUBTYPE)
+        && mount.user == Some(rustix::process::getuid().as_raw())
+}
+
+/// Finds the mount of a disk's server by its directory and its device number, which is "MAJOR:MINOR". Other mounts may cover it.
+pub fn find_own(dir: &Path, device: &str) -> Result<Mount, Failure> {
+    let is_it = |mount: &Mount| mount.dir == dir && device_text(mount) == device;
+    let found = mounts::list()?.into_iter().filter(is_disk).rfind(is_it);
+    found.ok_or_else(|| Failure::new(format!("{} is no longer mounted", dir.display())))
+}
+
+/// Returns the device number of a mount as text.
+pub fn device_text(mount: &Mount) -> String {
+    format!("{}:{}", mount.device.0, mount.device.1)
 }
 
 /// Finds an attached disk by what `attach` has printed, by its directory, or by its device.
@@ -154,7 +221,7 @@ pub fn find(what: &Path) -> Result<Mount, Failure> {
     let found = (of_source(what))
         .or_else(|| what.parent().and_then(resolved).and_then(of_dir))
         .or_else(|| resolved(what).and_then(of_dir))
-        .or_else(|| of_dir(loops::backing(what)?.parent()?.to_owned()))
+        .or_else(|| disks.iter().rfind(|disk| loops::is_over(what, disk)))
         .or_else(|| of_source(&resolved(what)?));
     found.cloned().ok_or_else(|| {
         let shown = what.display();
@@ -185,5 +252,20 @@ mod tests {
         assert_eq!(named(&remote), ("hostb-data".into(), "data".into()));
         let deep = Device::Local("/x".repeat(400).into());
         assert_eq!(deep.name().as_os_str().len(), NAME_BYTES_MAX);
+    }
+
+    #[test]
+    fn the_mount_of_another_user_is_no_disk() {
+        let uid = rustix::process::getuid().as_raw();
+        let mount = |user| Mount {
+            device: (0, 52),
+            dir: "/mnt".into(),
+            filesystem: format!("fuse.{}", disk::SUBTYPE),
+            source: "/srv/a".into(),
+            user,
+        };
+        assert!(is_disk(&mount(Some(uid))));
+        assert!(!is_disk(&mount(Some(uid + 1))));
+        assert!(!is_disk(&mount(None)));
     }
 }

@@ -1,7 +1,7 @@
 //! Finds the processes that keep a mount from being unmounted, because they have a file or directory of it open, mapped, or as their
 //! working directory, and those that have a block device open. Best effort: an ordinary user does not see processes of other users.
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::mounts::Mount;
@@ -15,7 +15,10 @@ pub fn users(mount: &Mount, most: usize) -> Vec<String> {
 /// Returns one line for each other process that has a block device open, at most `most` lines.
 pub fn openers(device: u64, most: usize) -> Vec<String> {
     let own = Path::new("/proc").join(std::process::id().to_string());
-    let is_it = |link: &Path| std::fs::metadata(link).is_ok_and(|m| m.rdev() == device);
+    // A character device may have the same number.
+    let is_it = |link: &Path| {
+        std::fs::metadata(link).is_ok_and(|m| m.file_type().is_block_device() && m.rdev() == device)
+    };
     processes(most, |process| match process == own {
         true => None,
         false => open_file(process, is_it),
@@ -78,4 +81,23 @@ fn open_file(process: &Path, is_it: impl Fn(&Path) -> bool) -> Option<String> {
 
 fn target(link: &Path) -> PathBuf {
     std::fs::read_link(link).unwrap_or_else(|_| link.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_character_device_is_no_block_device_of_the_same_number() {
+        let null = std::fs::metadata("/dev/null").unwrap().rdev();
+        let mut command = Command::new("cat");
+        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let users = openers(null, 1);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(users.is_empty(), "{users:?}");
+    }
 }

@@ -21,7 +21,9 @@ pub enum Event {
 }
 
 /// Sends an event for each signal that requests a stop.
-pub fn listen_for_signals(events: Sender<Event>) -> Result<(), Failure> {
+pub fn listen_for_signals<E: From<Event> + Send + 'static>(
+    events: Sender<E>,
+) -> Result<(), Failure> {
     let mut signals =
         Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals")?;
     service::spawn("signals", move || pass_signals_on(&mut signals, &events))
@@ -29,26 +31,29 @@ pub fn listen_for_signals(events: Sender<Event>) -> Result<(), Failure> {
     Ok(())
 }
 
-fn pass_signals_on(signals: &mut Signals, events: &Sender<Event>) {
+fn pass_signals_on<E: From<Event>>(signals: &mut Signals, events: &Sender<E>) {
     for signal in signals.forever() {
         let name = match signal {
             SIGTERM => "SIGTERM",
             SIGINT => "SIGINT",
             _ => HANGUP,
         };
-        if events.send(Event::Signal(name)).is_err() {
+        if events.send(Event::Signal(name).into()).is_err() {
             return;
         }
     }
 }
 
 /// Sends an event when the mount has ended.
-pub fn watch(running: Arc<Running>, events: Sender<Event>) -> Result<(), Failure> {
+pub fn watch<E: From<Event> + Send + 'static>(
+    running: Arc<Running>,
+    events: Sender<E>,
+) -> Result<(), Failure> {
     std::thread::Builder::new()
         .name("watch".into())
         .spawn(move || {
             // An error is ignored: the receiver has ended and does not wait for this event.
-            let _ = events.send(Event::Unmounted(service::run(|| running.wait())));
+            let _ = events.send(Event::Unmounted(service::run(|| running.wait())).into());
         })
         .context("cannot start the thread that waits for the end of the mount")?;
     Ok(())

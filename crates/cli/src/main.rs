@@ -26,6 +26,7 @@ mod helper;
 mod keeper;
 mod logging;
 mod loops;
+mod marker;
 mod mount;
 mod mountable;
 mod mounts;

@@ -24,6 +24,8 @@ pub struct Mount {
     pub filesystem: String,
     /// The mounted device or directory; for Jericho, the path or name of the volume.
     pub source: PathBuf,
+    /// The user that made a FUSE mount. `None` for other types.
+    pub user: Option<u32>,
 }
 
 /// Returns all mounts that this process sees. Of several mounts on one directory, the last one is visible.
@@ -79,11 +81,16 @@ fn parse(line: &[u8]) -> Option<Mount> {
     let mut rest = fields.skip_while(|f| *f != b"-").skip(1);
     let filesystem = String::from_utf8(rest.next()?.to_vec()).ok()?;
     let source = rest.next()?;
+    let options = std::str::from_utf8(rest.next().unwrap_or_default()).unwrap_or_default();
+    let user = (filesystem == "fuse" || filesystem.starts_with("fuse."))
+        .then(|| options.split(',').find_map(|o| o.strip_prefix("user_id=")))
+        .flatten();
     Some(Mount {
         device: (major.parse().ok()?, minor.parse().ok()?),
         dir: unescape(dir),
         filesystem,
         source: unescape(source),
+        user: user.and_then(|user| user.parse().ok()),
     })
 }
 
@@ -161,8 +168,13 @@ mod tests {
                 dir: "/mnt/my dir".into(),
                 filesystem: FILESYSTEM.into(),
                 source: "/a\\b".into(),
+                user: None,
             })
         );
+        let user = |line: &[u8]| parse(line).unwrap().user;
+        let options = b"36 35 0:52 / /mnt rw - fuse.x user_id=7 rw,user_id=1000,group_id=5";
+        assert_eq!(user(options), Some(1000));
+        assert_eq!(user(b"36 35 0:52 / /mnt rw - ext4 /a rw,user_id=0"), None);
         assert_eq!(parse(b""), None);
         assert_eq!(parse(b"36 35 0:52 / /mnt"), None);
     }

@@ -9,7 +9,7 @@ use jericho_storage::{Access, Claim, ClaimError, Device, OpenOptions, open_devic
 use jericho_sys::block;
 
 use crate::failure::{Context, Failure};
-use crate::{mounts, remote};
+use crate::{loops, mounts, remote};
 
 /// Opens a device, and claims it for as long as the caller holds the claim. A device of another host is claimed there.
 pub fn open(path: &Path, read_only: bool) -> Result<(Arc<dyn Device>, Option<Claim>), Failure> {
@@ -32,10 +32,19 @@ fn claim(path: &Path, read_only: bool) -> Result<Claim, Failure> {
         true => Access::Shared,
         false => Access::Exclusive,
     };
-    Claim::take(path, access, false).map_err(|error| match error {
+    let claim = Claim::take(path, access, false).map_err(|error| match error {
         ClaimError::Held { .. } => Failure::new(format!("{error}; {}", remedy(path, read_only))),
         error => Failure::new(format!("cannot serve {}: {error}", path.display())),
-    })
+    })?;
+    match loops::over_file(path).filter(|_| !read_only) {
+        None => Ok(claim),
+        Some(device) => {
+            let (shown, device) = (path.display(), device.display());
+            Err(Failure::new(format!(
+                "{shown} is in use by the loop device {device}; remove it with: losetup -d {device}"
+            )))
+        }
+    }
 }
 
 /// Returns what to do about a device in use.

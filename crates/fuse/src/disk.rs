@@ -41,7 +41,7 @@ const FILE_FLAGS: u32 = OpenOut::DIRECT_IO | OpenOut::PARALLEL_DIRECT_WRITES | O
 /// Inode number of the directory.
 const ROOT: u64 = 1;
 /// Inode number of the file.
-const FILE: u64 = 2;
+pub const FILE: u64 = 2;
 
 thread_local! {
     /// Memory for the bytes of a read.

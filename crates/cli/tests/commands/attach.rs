@@ -2,11 +2,13 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, ErrorKind, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use jericho_sim::Random;
+use jericho_sys::process::Process;
 use rustix::fs::FallocateFlags;
 use tempfile::TempDir;
 
@@ -67,7 +69,7 @@ impl Disk {
     }
 
     /// Returns the process that serves the disk.
-    fn server(&self) -> u64 {
+    pub fn server(&self) -> u64 {
         let mut value = [0; 1000];
         let length = rustix::fs::getxattr(self.at(), "jericho.attached", &mut value[..]).unwrap();
         let value: serde_json::Value = serde_json::from_slice(&value[..length]).unwrap();
@@ -190,7 +192,10 @@ fn a_file_of_a_disk_keeps_its_size_and_its_place() {
     assert_eq!(file.write_at(b"ab", BYTES as u64 - 1).unwrap(), 1);
     assert_eq!(errno(file.write_at(b"b", BYTES as u64)), libc::ENOSPC);
     assert_eq!(file.read_at(&mut [0; 10], BYTES as u64 - 1).unwrap(), 1);
-    assert_eq!(file.read_at(&mut [0; 10], BYTES as u64).unwrap(), 0);
+    for beyond in [0, 5, 4096, 5000] {
+        let read = file.read_at(&mut [0; 10], BYTES as u64 + beyond);
+        assert_eq!(read.unwrap(), 0, "{beyond} bytes beyond the end");
+    }
     assert_eq!(errno(File::create(disk.at().join("new"))), libc::EPERM);
     assert_eq!(errno(fs::remove_file(&path)), libc::EPERM);
     assert_eq!(errno(fs::rename(&path, disk.at().join("new"))), libc::EPERM);
@@ -431,6 +436,14 @@ fn a_disk_in_use_stays_attached_and_its_users_are_named() {
     check("ext4", &disk.device());
 }
 
+/// Waits until a process that is no child of this one has ended.
+pub fn wait_for_end(pid: u64) {
+    match Process::open(pid.try_into().unwrap()) {
+        Ok(process) => assert!(process.wait(Some(Duration::from_secs(60))).unwrap()),
+        Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ESRCH)),
+    }
+}
+
 /// Waits until a child has ended.
 fn ends(child: &mut Child) -> std::process::ExitStatus {
     let mut status = None;
@@ -446,6 +459,7 @@ fn a_server_in_the_foreground_ends_at_a_signal_and_a_second_one_ends_a_disk_in_u
     let disk = Disk::new();
     let start = || {
         let mut command = disk.attach_command(&["--foreground"]);
+        command.stderr(File::create(disk.beside("log")).unwrap());
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         let out = child.stdout.take().unwrap();
@@ -464,14 +478,17 @@ fn a_server_in_the_foreground_ends_at_a_signal_and_a_second_one_ends_a_disk_in_u
         .open(&path)
         .unwrap();
     file.write_all_at(&[9; 5000], 100).unwrap();
+    let refused = |count| {
+        wait_until("the message of the server", || {
+            disk.log().matches("The disk stays").count() == count
+        });
+    };
     kill("HUP", child.id().into());
+    refused(1);
     kill("TERM", child.id().into());
+    refused(2);
     file.write_all_at(&[9; 5000], 100).unwrap();
-    // Until the server has handled the first signal, both may be one.
-    wait_until("the end of a disk in use", || {
-        kill("TERM", child.id().into());
-        child.try_wait().unwrap().is_some()
-    });
+    kill("TERM", child.id().into());
     assert!(ends(&mut child).success());
     assert_eq!(errno(file.read_at(&mut [0; 10], 0)), libc::ENOTCONN);
     assert!(fs::read(disk.device()).unwrap()[100..5100] == [9; 5000]);
@@ -557,6 +574,96 @@ fn a_loop_device_of_a_dead_server_is_removed() {
     succeed(jericho(["detach"]).arg(disk.device()));
 }
 
+/// Returns the number of loop devices over the file of a disk.
+fn loops_over(path: &Path) -> usize {
+    let shown = succeed(Command::new("losetup").args(["-nO", "BACK-FILE"]));
+    let path = path.to_str().unwrap();
+    shown.lines().filter(|line| line.trim() == path).count()
+}
+
+#[test]
+fn an_attach_removes_the_loop_device_of_a_dead_server() {
+    if !has_loops() {
+        return;
+    }
+    let disk = Disk::new();
+    let first = disk.attach(&["--loop"]);
+    let file = disk.at().canonicalize().unwrap().join("device");
+    let server = disk.server();
+    let number = file.metadata().unwrap().dev();
+    let number = format!(
+        "{}:{}",
+        rustix::fs::major(number),
+        rustix::fs::minor(number)
+    );
+    kill("KILL", server);
+    wait_for_end(server);
+    assert_eq!(loops_over(&file), 1);
+    disk.attach(&["--loop"]);
+    // The first device would hold the number and show the path inside the mount.
+    let mut shown = Command::new("losetup");
+    shown.args(["-nO", "BACK-MAJ:MIN,BACK-FILE"]).arg(&first);
+    let shown = String::from_utf8(output(&mut shown).stdout).unwrap();
+    let fields: Vec<_> = shown.split_whitespace().collect();
+    assert_ne!(fields, [number.as_str(), "/device"]);
+    assert_eq!(loops_over(&file), 1);
+    assert!(disk.log().contains("killed before everything was durable"));
+    succeed(jericho(["detach"]).arg(disk.device()));
+    assert_eq!(loops_over(&file), 0);
+}
+
+#[test]
+fn all_loop_devices_stay_if_one_of_them_is_in_use() {
+    if !has_loops() {
+        return;
+    }
+    let disk = Disk::new();
+    disk.attach(&["--loop"]);
+    let file = disk.at().canonicalize().unwrap().join("device");
+    let Some(second) = super::support::loops::Loop::over(&file) else {
+        return;
+    };
+    mkfs("ext4", &second.0);
+    let mounted = Mounted::new(&second.0, disk.beside("mnt"));
+    let said = fail(jericho(["detach"]).arg(disk.device()), 1);
+    assert!(said.contains("mounted on"), "{said}");
+    assert_eq!(loops_over(&file), 2);
+    mounted.umount();
+    disk.detach();
+    assert_eq!(loops_over(&file), 0);
+    std::mem::forget(second);
+}
+
+#[test]
+fn a_loop_device_over_a_file_of_the_same_path_elsewhere_stays() {
+    if !has_loops() {
+        return;
+    }
+    let (disk, other) = (Disk::new(), Disk::new());
+    disk.attach(&[]);
+    let script =
+        r#"umount "$1" && mount --bind "$2" "$1" && losetup -f --show "$1/device" && read line"#;
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", script, "sh"]);
+    command.arg(disk.at().canonicalize().unwrap());
+    command.arg(other.device().parent().unwrap());
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut elsewhere = command.spawn().unwrap();
+    let mut line = String::new();
+    let out = elsewhere.stdout.take().unwrap();
+    BufReader::new(out).read_line(&mut line).unwrap();
+    let device = super::support::loops::Loop(only_line(&line));
+    let file = disk.at().canonicalize().unwrap().join("device");
+    assert_eq!(loops_over(&file), 1, "the path is the same");
+    let said = fail(jericho(["detach"]).arg(&device.0), 1);
+    assert!(said.contains("is not attached"), "{said}");
+    disk.detach();
+    succeed(Command::new("losetup").arg(&device.0));
+    drop(device);
+    drop(elsewhere.stdin.take());
+    ends(&mut elsewhere);
+}
+
 #[test]
 fn attaching_is_refused_with_what_to_do() {
     let disk = Disk::new();
@@ -574,6 +681,15 @@ fn attaching_is_refused_with_what_to_do() {
     fs::write(disk.at().join("mine"), "mine").unwrap();
     refused(&mut disk.attach_command(&[]), &["at is not empty"]);
     fs::remove_file(disk.at().join("mine")).unwrap();
+    // Not what a server leaves, but files of the user.
+    let marker = disk.at().join("not-durable");
+    fs::write(&marker, "mine").unwrap();
+    refused(&mut disk.attach_command(&[]), &["at is not empty"]);
+    fs::rename(&marker, disk.beside("mine")).unwrap();
+    std::os::unix::fs::symlink(disk.beside("mine"), &marker).unwrap();
+    refused(&mut disk.attach_command(&[]), &["at is not empty"]);
+    assert_eq!(fs::read(disk.beside("mine")).unwrap(), b"mine");
+    fs::remove_file(&marker).unwrap();
     let path = disk.attach(&[]);
     refused(&mut disk.attach_command(&[]), &["in use by process"]);
     refused(
@@ -601,6 +717,117 @@ fn attaching_is_refused_with_what_to_do() {
         .custom_flags(libc::O_DIRECT)
         .open(disk.device());
     direct.unwrap();
+}
+
+#[test]
+fn a_directory_that_cannot_have_a_marker_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root mounts");
+        return;
+    }
+    let disk = Disk::new();
+    let mounted = disk.beside("mnt");
+    fs::create_dir(&mounted).unwrap();
+    let mut mount = Command::new("mount");
+    succeed(mount.args(["-t", "tmpfs", "none"]).arg(&mounted));
+    fs::create_dir(mounted.join("at")).unwrap();
+    let mounted = Mounted(mounted);
+    succeed(
+        Command::new("mount")
+            .args(["-o", "remount,ro"])
+            .arg(&mounted.0),
+    );
+    let mut attach = jericho(["attach", "--log"]);
+    attach
+        .arg(disk.beside("log"))
+        .arg("--at")
+        .arg(mounted.at("at"));
+    let said = fail(attach.arg(disk.device()), 1);
+    for text in ["not-durable", "Read-only file system", "--at"] {
+        assert!(said.contains(text), "{said}");
+    }
+    mounted.umount();
+}
+
+#[test]
+fn a_file_that_a_loop_device_uses_is_not_served_for_writing() {
+    let disk = Disk::new();
+    let Some(used) = super::support::loops::Loop::over(&disk.device()) else {
+        return;
+    };
+    let socket = disk.beside("socket");
+    let mut nbd = jericho(["nbd", "--socket"]);
+    nbd.arg(&socket).arg(disk.device());
+    for command in [&mut disk.attach_command(&[]), &mut nbd] {
+        let said = fail(command, 1);
+        let device = used.0.display().to_string();
+        assert!(
+            said.contains(&device) && said.contains("losetup -d"),
+            "{said}"
+        );
+    }
+    assert!(!disk.at().exists());
+    disk.attach(&["--read-only"]);
+    disk.detach();
+    drop(used);
+    disk.attach(&[]);
+    disk.detach();
+}
+
+#[test]
+fn a_signal_ends_a_disk_that_was_unmounted_and_no_other_disk_at_its_place() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root unmounts");
+        return;
+    }
+    let (disk, other) = (Disk::new(), Disk::new());
+    // The directory of a disk that is not read-only gets no other one while programs use it.
+    let path = disk.attach(&["--read-only"]);
+    let (server, file) = (disk.server(), File::open(&path).unwrap());
+    succeed(Command::new("umount").arg("-l").arg(disk.at()));
+    let mut attach = jericho(["attach", "--log"]);
+    attach.arg(other.beside("log")).arg("--at").arg(disk.at());
+    let path = only_line(&succeed(attach.arg(other.device())));
+    kill("TERM", server);
+    wait_for_end(server);
+    assert_eq!(errno(file.read_at(&mut [0; 10], 0)), libc::ENOTCONN);
+    File::open(&path)
+        .unwrap()
+        .read_exact_at(&mut [0; 10], 0)
+        .unwrap();
+    succeed(jericho(["detach"]).arg(other.device()));
+}
+
+#[test]
+fn a_disk_below_another_mount_or_unmounted_in_use_keeps_its_directory() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root mounts");
+        return;
+    }
+    let (disk, other) = (Disk::new(), Disk::new());
+    let path = disk.attach(&[]);
+    let (server, file) = (disk.server(), File::open(&path).unwrap());
+    let mut mount = Command::new("mount");
+    succeed(mount.args(["-t", "tmpfs", "none"]).arg(disk.at()));
+    let above = Mounted(disk.at());
+    for force in [&[] as &[&str], &["--force"]] {
+        let said = fail(jericho(["detach"]).args(force).arg(disk.device()), 1);
+        assert!(said.contains("another mount covers"), "{said}");
+    }
+    kill("TERM", server);
+    wait_until("the message of the server", || {
+        disk.log().contains("The disk stays")
+    });
+    above.umount();
+    file.read_exact_at(&mut [0; 10], 0).unwrap();
+    succeed(Command::new("umount").arg("-l").arg(disk.at()));
+    let mut attach = jericho(["attach", "--log"]);
+    attach.arg(other.beside("log")).arg("--at").arg(disk.at());
+    let said = fail(attach.arg(other.device()), 1);
+    assert!(said.contains("programs still use one"), "{said}");
+    drop(file);
+    wait_for_end(server);
+    assert!(disk.log().contains("everything is on the device"));
 }
 
 /// Runs the script for two hosts. `how` is `file`, or `loop`.

@@ -5,9 +5,9 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use super::attach::{Disk, Mounted, has_loops, only_line};
-use super::support::commands::wait_until;
-use super::support::{fail, jericho, pattern, succeed};
+use super::attach::{Disk, Mounted, has_loops, only_line, wait_for_end};
+use super::support::commands::{kill, wait_until};
+use super::support::{fail, jericho, output, pattern, succeed};
 
 /// Attaches a disk whose device follows orders.
 fn attach(disk: &Disk, arguments: &[&str]) -> PathBuf {
@@ -149,4 +149,78 @@ fn requests_that_hang_end_when_the_server_is_killed() {
             assert!(expected.contains(&error), "{error:?}");
         }
     });
+}
+
+#[test]
+fn a_flush_that_fails_keeps_the_loop_device() {
+    if !has_loops() {
+        return;
+    }
+    let disk = Disk::new();
+    let device = attach(&disk, &["--loop"]);
+    // The first flush is that of the loop device, and the second one that of the file.
+    order(&disk, "device flush fail-nth 2 EIO lasting\n");
+    let said = fail(jericho(["detach"]).arg(&device), 1);
+    assert!(said.contains("stays attached"), "{said}");
+    succeed(Command::new("losetup").arg(&device));
+    succeed(jericho(["detach", "--force"]).arg(&device));
+}
+
+#[test]
+fn a_server_that_is_killed_before_its_last_flush_leaves_a_message() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root unmounts");
+        return;
+    }
+    let disk = Disk::new();
+    let path = attach(&disk, &[]);
+    let (server, dir) = (disk.server(), path.parent().unwrap().to_owned());
+    order(&disk, "device flush hang\n");
+    // Another test that looks for users of its disk may use this one for a moment.
+    wait_until("the unmount", || {
+        output(Command::new("umount").arg(&dir)).status.success()
+    });
+    wait_until("the last flush", || noted(&disk, "flush") > 0);
+    kill("KILL", server);
+    wait_for_end(server);
+    order(&disk, "");
+    let path = attach(&disk, &[]);
+    let log = fs::read_to_string(disk.beside("log")).unwrap();
+    assert!(
+        log.contains("was killed before everything was durable"),
+        "{log}"
+    );
+    succeed(jericho(["detach"]).arg(&path));
+    assert_eq!(fs::read_dir(dir).unwrap().count(), 0);
+}
+
+#[test]
+fn signals_end_a_server_whose_device_hangs() {
+    for arguments in [&[] as &[&str], &["--loop"]] {
+        if !arguments.is_empty() && !has_loops() {
+            continue;
+        }
+        let disk = Disk::new();
+        let path = attach(&disk, arguments);
+        let server = disk.server();
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.write_all_at(&pattern(1, 10_000), 0).unwrap();
+        drop(file);
+        order(&disk, "device flush hang\n");
+        kill("TERM", server);
+        wait_until("the flush of the first signal", || {
+            noted(&disk, "flush") > 0
+        });
+        kill("TERM", server);
+        wait_until("the last flush", || noted(&disk, "flush") > 1);
+        kill("TERM", server);
+        wait_for_end(server);
+        order(&disk, "");
+        let log = fs::read_to_string(disk.beside("log")).unwrap();
+        assert!(log.contains("the device did not answer"), "{log}");
+        attach(&disk, &[]);
+        succeed(jericho(["detach"]).arg(disk.device()));
+        let log = fs::read_to_string(disk.beside("log")).unwrap();
+        assert!(log.contains("lost what programs had not synced"), "{log}");
+    }
 }
