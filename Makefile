@@ -67,7 +67,7 @@ demo: setup-demo
 OVER_RING := dead:: coherent:: copies:: interrupted:: overlapping:: halves:: fio:: sqlite:: git:: idle:: crash:: full:: rehome:: hostile:: small_files:: stopped:: syncs::
 
 # The parts of the test suite `commands` that have no mount of a volume, and so no FUSE ring.
-WITHOUT_RING := --skip attach:: --skip wire:: --skip nbd_clients::
+WITHOUT_RING := --skip attach:: --skip attach_faults:: --skip wire:: --skip nbd_clients::
 
 # Devices that fail as tests order. Release builds have none: the feature does not compile there.
 FAULTS := --features jericho-cli/faults

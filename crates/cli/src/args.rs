@@ -602,8 +602,8 @@ programs that use the disk get errors then. A further signal ends the wait for a
 
 Programs read and write any bytes of the file. Each read and write goes to the device at once, and fsync(2) makes all writes durable. The file has \
 the size of the device: it cannot be truncated (so use dd conv=notrunc), and shared mappings of it are refused. Holes that a program \
-punches give space back if the device is a file of this host; other devices refuse them. The loop device uses direct I/O and has blocks of 4096 bytes, so a filesystem that \
-is made in the file without it needs mkfs.ext4 -b 4096.
+punches give space back if the device is a file of this host; other devices refuse them. The loop device uses direct I/O and has blocks of 4096 bytes. If you make a filesystem \
+in the file and want to mount it from the loop device later, use mkfs.ext4 -b 4096.
 
 The file is in a directory of its own in /run/jericho for root, and in $XDG_RUNTIME_DIR/jericho for other users. Only the user who \
 attached the disk may use the file. If the server dies, programs get an error. While the disk is attached, no other process can use the \
@@ -652,7 +652,7 @@ Examples:
   jericho detach tyche://hostb/data
   jericho detach --force disk.img     end a server that cannot reach its device
 
-Removes the loop device, unmounts the file, writes everything to the device, and returns when it is durable. If something uses the disk, the \
+Writes everything to the device, removes the loop device, unmounts the file, and returns when everything is durable. If something uses the disk, the \
 message names it, and the disk stays attached as it is. If not everything can be made durable, the disk stays attached, too, and the status is 1. \
 The status is also 1 if the server fails or is killed after the unmount and before everything is durable.
 

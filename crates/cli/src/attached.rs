@@ -82,8 +82,8 @@ fn base() -> Result<PathBuf, Failure> {
     }
 }
 
-/// Makes the directory for a disk, unless it exists. Removes the mount of a server that has died. Returns whether it has made the directory, so
-/// that the disk's end removes it.
+/// Makes the directory for a disk, unless it exists. Removes the mount of a server that has died. Returns the directory, and whether the server
+/// removes it at the end: if this call has made it, or if the user has named no directory.
 pub fn prepare(at: Option<&Path>, device: &Device) -> Result<(PathBuf, bool), Failure> {
     let wanted = match at {
         Some(dir) => dir.to_owned(),

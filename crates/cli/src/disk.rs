@@ -363,7 +363,7 @@ impl OwnMount {
     }
 }
 
-/// Prepares this process for writes that the kernel waits for when it needs memory. Both are helpful only, and need rights.
+/// Prepares this process for writes that the kernel waits for when it needs memory. Continues without the preparation if rights are missing.
 fn spare_memory(with_loop: bool) {
     // Threads inherit it, so it comes first.
     if let Err(error) = process::become_io_flusher() {

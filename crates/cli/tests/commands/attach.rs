@@ -163,7 +163,7 @@ fn a_filesystem_is_made_in_the_file_of_a_disk() {
         assert_eq!(path.metadata().unwrap().len(), BYTES as u64);
         mkfs(kind, &path);
         check(kind, &path);
-        // What a script has is what it can name.
+        // A script knows only the path that `attach` has printed.
         succeed(jericho(["detach"]).arg(&path));
         check(kind, &disk.device());
     }
