@@ -36,7 +36,11 @@ pub fn prepare(command: &Command) {
 pub fn prepare_as(daemon: &[OsString]) {
     let daemon = Cli::try_parse_from(daemon).map(|cli| cli.command);
     match daemon {
-        Ok(Command::Mount(args)) => set(&args.options.remote, DEAD_AFTER_S),
+        Ok(Command::Mount(mut args)) => {
+            // Another client may have the device since.
+            args.options.remote.take_over = false;
+            set(&args.options.remote, DEAD_AFTER_S);
+        }
         _ => set(&RemoteArgs::default(), DEAD_AFTER_S),
     }
 }

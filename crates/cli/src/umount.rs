@@ -19,8 +19,8 @@ use crate::args::UmountArgs;
 use crate::failure::{Context, Failure, Outcome};
 use crate::{busy, control, mounts, remote};
 
-/// Maximum time in which the daemon must end after everything was written.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Maximum time in which the daemon must end after everything was written. Longer than its requests wait for another host by default.
+const PATIENCE: Duration = Duration::from_secs(240);
 /// Time between two polls of the daemon of the previous mount.
 const FORMER_POLL: Duration = Duration::from_secs(1);
 /// Pause between two signals to a daemon that shall discard unwritten data.
@@ -43,7 +43,10 @@ fn discard(path: &Path) -> Result<(), Failure> {
     if is_remote(path) {
         remote::prepare_as(&[]);
     }
-    let resolved = mounts::resolve(path)?;
+    let resolved = match is_remote(path) {
+        true => path.to_owned(),
+        false => mounts::resolve(path)?,
+    };
     let mount = mounts::at(&resolved)?.filter(|m| m.filesystem == mounts::FILESYSTEM);
     let Some(mount) = mount else {
         return match lock_holder(path) {
@@ -128,6 +131,8 @@ fn end(pid: u32, shown: &Path) -> Result<(), Failure> {
 /// Returns the arguments with which a process was started.
 fn arguments_of(pid: u32) -> Vec<OsString> {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    // Each argument ends with a zero.
+    let line = line.strip_suffix(&[0]).unwrap_or(&line);
     let arguments = line.split(|byte| *byte == 0);
     arguments
         .map(|argument| OsStr::from_bytes(argument).to_owned())
@@ -137,10 +142,11 @@ fn arguments_of(pid: u32) -> Vec<OsString> {
 /// Returns the directory on which a daemon has mounted its volume. Both paths are among the daemon's arguments.
 fn served(pid: u32) -> Option<PathBuf> {
     let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
-    let paths: Vec<PathBuf> = arguments_of(pid)
-        .iter()
-        .filter_map(|argument| mounts::resolve(&cwd.join(argument)).ok())
-        .collect();
+    let path_of = |argument: &OsString| match is_remote(Path::new(argument)) {
+        true => Some(argument.into()),
+        false => mounts::resolve(&cwd.join(argument)).ok(),
+    };
+    let paths: Vec<PathBuf> = arguments_of(pid).iter().filter_map(path_of).collect();
     let all = mounts::list().ok()?;
     let ours = all.into_iter().find(|mount| {
         mount.filesystem == mounts::FILESYSTEM

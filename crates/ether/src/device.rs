@@ -16,7 +16,7 @@ use jericho_storage::{
     IoError, Transfer, is_in_range,
 };
 use jericho_sys::poller::Poller;
-use jericho_sys::sockets::{end_listening, listener_at};
+use jericho_sys::sockets::listener_at;
 use jericho_sys::timer::Timer;
 use jericho_sys::{errno, service};
 use siphasher::sip::SipHasher24;
@@ -522,7 +522,7 @@ fn receive(inside: &Inside, poller: &Poller, _stopped: &UnixStream, claim: &Unix
             let failed = accepted.filter_map(Result::err).next();
             if failed.is_some_and(|error| error.kind() != io::ErrorKind::WouldBlock) {
                 // Without a free descriptor, accept(2) fails and the socket stays readable: this loop would spin.
-                let _ = end_listening(claim);
+                let _ = poller.remove(claim);
             }
         }
         has_more = inside.serve();

@@ -129,9 +129,11 @@ impl Links {
         self.queued.push(frame);
     }
 
-    /// Sends the queued frames. Consecutive frames of one link share a system call. `pool_of` returns the pool of a session. The protocol repeats a frame that the kernel does
+    /// Sends the queued frames. Frames of one link share a system call. `pool_of` returns the pool of a session. The protocol repeats a frame that the kernel does
     /// not take.
     pub fn send_queued<'p>(&mut self, pool_of: impl Fn(u64) -> &'p [u8]) {
+        // The protocol takes links in turn. The order of frames on different links does not matter.
+        self.queued.sort_by_key(|frame| frame.link);
         let of_one_link = |one: &Frame, other: &Frame| one.link == other.link;
         for frames in self.queued.chunk_by(of_one_link) {
             for frames in frames.chunks(FRAMES_AT_ONCE) {

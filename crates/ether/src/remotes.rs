@@ -67,6 +67,12 @@ impl EtherRemotes {
             AttachError::Missing { .. } => OpenError::Unreachable {
                 why: error.to_string(),
             },
+            // The fault is on this host.
+            AttachError::Link(_) | AttachError::Io { .. } => OpenError::Io {
+                path: config.remote.to_string().into(),
+                action: "reach its host",
+                source: std::io::Error::other(error.to_string()),
+            },
             _ => OpenError::Refused {
                 why: error.to_string(),
             },

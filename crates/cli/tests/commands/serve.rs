@@ -185,3 +185,30 @@ fn other_hosts_find_what_is_served_and_not_hidden() {
     let missing = fail(&mut jericho(["discover", "--nic", "nowhere0"]), 1);
     assert!(missing.contains("nowhere0"), "{missing}");
 }
+
+#[test]
+fn a_volume_whose_only_device_is_remote_is_found_by_its_name() {
+    let volume = Volume::formatted();
+    let disk = disk(&volume);
+    let file = std::fs::File::options().write(true).open(&disk);
+    file.and_then(|file| file.set_len(256 << 20))
+        .expect("a size");
+    let script = "set -e; cd \"$1\"; mkdir a b state; \
+         ip link add t0 mtu 9000 type veth peer name i0 mtu 9000; ip link set i0 up; ip link set t0 up; \
+         \"$0\" serve disk --name data --host hostb --nic t0 --ethertype 0x9001 --no-auth --state state >out 2>&1 & server=$!; \
+         until grep -q tyche out; do sleep 0.02; done; \
+         options='--nic i0 --ethertype 0x9001'; \
+         \"$0\" format tyche://hostb/data $options >/dev/null; \
+         \"$0\" mount tyche://hostb/data a $options --log log; \
+         echo text >a/file; \"$0\" sync a; \
+         if \"$0\" mount tyche://hostb/data b $options --log log; then exit 8; fi; \
+         if \"$0\" umount --force tyche://hostb/data; then exit 9; fi; \
+         \"$0\" umount a; \
+         \"$0\" mount tyche://hostb/data a $options --log log; cat a/file; \"$0\" umount a; \
+         kill $server; wait $server";
+    let mut command = Command::new("unshare");
+    command.args(["-Urnm", "sh", "-c", script]);
+    command.arg(jericho(["x"]).get_program());
+    command.arg(std::path::Path::new(&disk).parent().expect("a directory"));
+    assert_eq!(succeed(&mut command), "text\n");
+}
