@@ -1,18 +1,24 @@
 //! What the threads of an initiator share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use jericho_format::PAGE_BYTES;
-use jericho_remote::{Attached, Ended, Initiator, InitiatorOutput, Operation};
+use jericho_remote::{Action, Attached, Ended, Initiator, InitiatorOutput, Operation};
 use jericho_storage::{Segment, gather, scatter};
 use jericho_sys::service;
 use jericho_sys::timer::Timer;
 
 use crate::links::Links;
+
+/// How long after the last answer the target is asked whether it answers, before something depends on it.
+const ASK_AFTER: Duration = Duration::from_secs(1);
+/// How long that answer may take.
+const ANSWER_TIME: Duration = Duration::from_millis(200);
 
 /// A request of a caller.
 struct Request {
@@ -71,6 +77,11 @@ pub(crate) struct Inside {
     core: Mutex<Core>,
     /// No channel answers. Set with the core locked.
     is_silent: AtomicBool,
+    /// When the last request ended, in milliseconds since `start`.
+    answered_ms: AtomicU64,
+    start: Instant,
+    /// A question whether the target answers has had no answer yet.
+    is_asking: Arc<AtomicBool>,
     timer: Timer,
 }
 
@@ -107,6 +118,9 @@ impl Inside {
                 waiting: Vec::new(),
             }),
             is_silent: AtomicBool::new(false),
+            answered_ms: AtomicU64::new(0),
+            start: Instant::now(),
+            is_asking: Arc::default(),
             timer,
         })
     }
@@ -117,9 +131,46 @@ impl Inside {
         self.core.lock().unwrap_or_else(panicked)
     }
 
-    /// Returns whether the target does not answer.
+    /// Returns whether the target does not answer. Asks it if it had nothing to answer for a while: idle channels send nothing, so nothing else would
+    /// tell that it has died meanwhile.
     pub fn is_silent(&self) -> bool {
-        self.is_silent.load(Ordering::Relaxed)
+        if self.is_silent.load(Ordering::Relaxed) {
+            return true;
+        }
+        let answered = Duration::from_millis(self.answered_ms.load(Ordering::Relaxed));
+        if self.start.elapsed().saturating_sub(answered) < ASK_AFTER {
+            return false;
+        }
+        !self.answers()
+    }
+
+    /// Returns whether the target answers a small read in a short time. Does not ask again while a former question has no answer.
+    fn answers(&self) -> bool {
+        if self.is_asking.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        let (asking, (answer, has_answer)) = (Arc::clone(&self.is_asking), sync_channel(1));
+        let end = move |_: Result<(), i32>| {
+            asking.store(false, Ordering::Release);
+            // The thread that asked may not wait any more.
+            let _ = answer.try_send(());
+        };
+        let mut core = self.lock();
+        let read = Operation {
+            action: Action::Read,
+            offset_bytes: 0,
+            length_bytes: PAGE_BYTES as u32,
+        };
+        let request = Request {
+            bytes: Bytes::Own(vec![0; PAGE_BYTES as usize]),
+            caller: Caller::Callback(Box::new(end)),
+        };
+        core.begin(read, request);
+        let now = core.links.now();
+        core.initiator.poll(now);
+        core.perform(&mut None);
+        self.leave(core);
+        has_answer.recv_timeout(ANSWER_TIME).is_ok()
     }
 
     /// Returns the timer, which the receiver watches.
@@ -261,6 +312,10 @@ impl Inside {
         self.is_silent.store(core.is_silent, Ordering::Relaxed);
         self.set_timer(&mut core);
         let wakes = std::mem::take(&mut core.wakes);
+        if !wakes.is_empty() {
+            let now_ms = self.start.elapsed().as_millis() as u64;
+            self.answered_ms.store(now_ms, Ordering::Relaxed);
+        }
         drop(core);
         for wake in wakes {
             match wake {

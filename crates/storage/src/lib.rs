@@ -266,7 +266,8 @@ pub trait Device: Send + Sync {
     fn is_absent(&self) -> bool {
         false
     }
-    /// Returns whether the device is known to answer no operation at present, so that an operation would wait long.
+    /// Returns whether the device answers no operation at present, so that an operation would wait long. May take some tenths of a second to
+    /// find out.
     fn is_silent(&self) -> bool {
         false
     }
