@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use jericho_format::wire::{CompletionRecord, FrameHeader, HEADER_BYTES, frame_kind};
+use jericho_format::wire::{
+    CompletionRecord, FLAG_RESUMES, FLAG_TAKE_OVER, FrameHeader, HEADER_BYTES, Handshake,
+    frame_kind,
+};
 use jericho_remote::{Action, Ended};
 use jericho_sim::WireFaults;
 use zerocopy::FromBytes;
@@ -520,4 +523,69 @@ fn an_export_can_be_had_after_its_owner_could_not_be_recorded() {
     let host = world.start_host(1, false);
     ok(&mut world, host, WRITE, 0, 1);
     assert_eq!(world.fails_records, 0);
+}
+
+#[test]
+fn a_restarted_target_keeps_the_export_for_the_client_that_had_it() {
+    let (mut world, first) = world_of(1);
+    ok(&mut world, first, WRITE, 0, 1);
+    // The first one cannot be heard for a while.
+    world.catch = Some(|header, _| header.source[4] == 1);
+    world.kill_target(true);
+    world.start_target();
+    let stranger = world.start_host(2, false);
+    world.run_until("a refusal", |world| world.hosts[stranger].ended.is_some());
+    assert_eq!(world.hosts[stranger].ended, Some(Ended::InUse));
+    assert_eq!(world.hosts[stranger].size_bytes, None);
+    world.catch = None;
+    assert_eq!(flush(&mut world, first), Ok(()));
+    ok(&mut world, first, Action::Read, 0, 1);
+}
+
+#[test]
+fn a_session_begins_when_the_operations_of_the_former_one_have_ended() {
+    for seed in 0..20 {
+        let settings = Settings {
+            operation: Duration::from_secs(1),
+            ..Settings::default()
+        };
+        let mut world = World::new(seed, settings);
+        let first = world.start_host(1, false);
+        world.run_until("a session", |world| world.hosts[first].size_bytes.is_some());
+        world.submit(first, WRITE, 0, 1);
+        world.run_until("an operation", World::is_executing);
+        // The former one is fenced, or leaves without waiting for its request.
+        let is_fenced = seed % 2 == 0;
+        if !is_fenced {
+            let now = world.time;
+            world.hosts[first].initiator.detach(now);
+            world.run_until("the end", |world| world.hosts[first].ended.is_some());
+        }
+        let second = world.start_host(2, is_fenced);
+        while world.is_executing() {
+            assert_eq!(world.hosts[second].size_bytes, None);
+            world.run_for(Duration::from_millis(1));
+        }
+        ok(&mut world, second, WRITE, 0, 1);
+    }
+}
+
+/// Returns whether a frame is a HANDSHAKE that resumes a session and would take the export from another client.
+fn is_late_take_over(header: &FrameHeader, frame: &[u8]) -> bool {
+    let handshake = Handshake::read_from_prefix(&frame[HEADER_BYTES..]);
+    header.kind == frame_kind::HANDSHAKE
+        && handshake
+            .is_ok_and(|(handshake, _)| handshake.flags.get() == FLAG_RESUMES + FLAG_TAKE_OVER)
+}
+
+#[test]
+fn an_initiator_takes_the_export_from_others_only_with_its_first_session() {
+    let mut world = World::new(1, Settings::default());
+    let host = world.start_host(1, true);
+    ok(&mut world, host, WRITE, 0, 1);
+    world.catch = Some(is_late_take_over);
+    world.kill_target(true);
+    world.start_target();
+    ok(&mut world, host, WRITE, 0, 1);
+    assert!(world.caught.is_empty());
 }

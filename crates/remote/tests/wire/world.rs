@@ -221,6 +221,11 @@ impl World {
         self.hosts.len() - 1
     }
 
+    /// Returns whether the device executes an operation.
+    pub fn is_executing(&self) -> bool {
+        !self.executing.is_empty()
+    }
+
     /// Kills an initiator's process.
     pub fn kill_host(&mut self, host: usize) {
         self.hosts[host].is_dead = true;
