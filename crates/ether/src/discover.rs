@@ -1,4 +1,4 @@
-//! Asks all hosts on some networks what they serve.
+//! Asks the targets on some networks for their exports.
 
 use std::io;
 use std::time::{Duration, Instant};

@@ -13,6 +13,7 @@ use jericho_storage::{Segment, gather, scatter};
 use jericho_sys::service;
 use jericho_sys::timer::Timer;
 
+use crate::alarm;
 use crate::links::Links;
 
 /// How long after the last answer the target is asked whether it answers, before something depends on it.
@@ -310,7 +311,8 @@ impl Inside {
     /// Unlocks the core after its outputs were performed, and does what must not be done before.
     fn leave(&self, mut core: MutexGuard<'_, Core>) {
         self.is_silent.store(core.is_silent, Ordering::Relaxed);
-        self.set_timer(&mut core);
+        let (now, due) = (core.links.now(), core.initiator.timer());
+        alarm::set(&self.timer, &mut core.timer_at, now, due);
         let wakes = std::mem::take(&mut core.wakes);
         if !wakes.is_empty() {
             let now_ms = self.start.elapsed().as_millis() as u64;
@@ -321,21 +323,6 @@ impl Inside {
             match wake {
                 Wake::Thread(thread) => thread.unpark(),
                 Wake::End(end, result) => end(result),
-            }
-        }
-    }
-
-    /// Sets the timer if the protocol has something to do before it ends. A timer that is too early costs one wake-up. Setting it again would cost a
-    /// system call for each request.
-    fn set_timer(&self, core: &mut Core) {
-        let now = core.links.now();
-        let is_set = core.timer_at.filter(|&at| at > now);
-        if let Some(due) = core.initiator.timer()
-            && is_set.is_none_or(|at| due < at)
-        {
-            core.timer_at = Some(due);
-            if let Err(error) = self.timer.set(due.saturating_sub(now)) {
-                tracing::error!(%error, "cannot set a timer");
             }
         }
     }

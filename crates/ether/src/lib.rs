@@ -4,10 +4,11 @@
 //! A target is a [`Server`]: one thread has the sockets and the protocol, and workers make the device's blocking calls. An initiator is a
 //! [`RemoteDevice`]: each call sends its own frames, and one thread receives.
 //!
-//! `links` has the sockets, `reserve` names that one process may have, `owner` the record of an export's owner, `recorder` its thread, `workers` the device's calls, `server` the target, `url` names of remote
+//! `links` has the sockets, `alarm` sets timers, `reserve` names that one process may have, `owner` the record of an export's owner, `recorder` its thread, `workers` the device's calls, `server` the target, `url` names of remote
 //! devices, `remotes` opens them for functions that take paths, `inside` what the threads of an initiator share, `device` the initiator, and `discover` the question to all hosts.
 #![forbid(unsafe_code)]
 
+mod alarm;
 mod device;
 mod discover;
 mod inside;

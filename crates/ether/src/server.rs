@@ -16,6 +16,7 @@ use jericho_sys::poller::Poller;
 use jericho_sys::service;
 use jericho_sys::timer::Timer;
 
+use crate::alarm;
 use crate::links::{LinkError, Links, entropy};
 use crate::owner::OwnerRecord;
 use crate::recorder::Recorder;
@@ -237,7 +238,8 @@ impl Serving {
         let mut ready = Vec::new();
         let mut has_more = false;
         loop {
-            self.set_timer();
+            let (now, due) = (self.links.now(), self.target.timer());
+            alarm::set(&self.timer, &mut self.timer_at, now, due);
             let timeout = has_more.then_some(Duration::ZERO);
             ready.clear();
             if let Err(error) = self.poller.wait(&mut ready, timeout) {
@@ -262,20 +264,6 @@ impl Serving {
             let now = self.links.now();
             self.target.poll(now);
             self.perform();
-        }
-    }
-
-    /// Sets the timer if the protocol has something to do before the timer ends. Does not use a time limit of the poller, which may be rounded up to a millisecond.
-    fn set_timer(&mut self) {
-        let now = self.links.now();
-        let is_set = self.timer_at.filter(|&at| at > now);
-        if let Some(due) = self.target.timer()
-            && is_set.is_none_or(|at| due < at)
-        {
-            self.timer_at = Some(due);
-            if let Err(error) = self.timer.set(due.saturating_sub(now)) {
-                tracing::error!(%error, "cannot set a timer");
-            }
         }
     }
 

@@ -111,10 +111,7 @@ pub fn mount(
     dir: &Path,
     config: MountConfig,
 ) -> Result<Running, MountError> {
-    let dir = std::fs::canonicalize(dir).map_err(|cause| MountError::Directory {
-        dir: dir.to_owned(),
-        cause,
-    })?;
+    let dir = absolute(dir)?;
     let nodes = Arc::new(workers::WorkerNodes::new(mounted.topology()));
     let workers = config
         .workers
@@ -176,6 +173,14 @@ pub fn mount(
     })
 }
 
+/// Returns the path of an existing directory, absolute and without links.
+fn absolute(dir: &Path) -> Result<PathBuf, MountError> {
+    std::fs::canonicalize(dir).map_err(|cause| MountError::Directory {
+        dir: dir.to_owned(),
+        cause,
+    })
+}
+
 /// Mounts a disk on `dir` as the file `name`, and serves it in threads of this process. The file answers requests when this returns.
 pub fn mount_disk(
     disk: Disk,
@@ -183,10 +188,7 @@ pub fn mount_disk(
     dir: &Path,
     config: MountConfig,
 ) -> Result<Running, MountError> {
-    let dir = std::fs::canonicalize(dir).map_err(|cause| MountError::Directory {
-        dir: dir.to_owned(),
-        cause,
-    })?;
+    let dir = absolute(dir)?;
     let channel: reply::Channel = Arc::new(attach::attach(&dir, &config)?);
     let undo = |cause| undo(&dir, cause);
     let wanted = protocol::init::Wanted {

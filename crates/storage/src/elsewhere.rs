@@ -4,7 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use jericho_sys::doorbell::{Doorbell, Signal};
 
-use crate::{Completion, Device, Finish, Transfer};
+use crate::{Asynchronous, Completion, Finish, Transfer};
 
 /// The transfers that the devices have and those that have ended.
 pub(crate) struct Elsewhere(Arc<Shared>);
@@ -57,14 +57,10 @@ impl Elsewhere {
         }))
     }
 
-    /// Begins a checked transfer. Returns whether the device performs transfers by itself.
-    pub(crate) fn begin(&self, device: &dyn Device, transfer: Transfer) -> bool {
-        let Some(device) = device.asynchronous() else {
-            return false;
-        };
+    /// Begins a checked transfer.
+    pub(crate) fn begin(&self, device: &dyn Asynchronous, transfer: Transfer) {
         self.0.lock().begun += 1;
         device.begin(transfer, Arc::clone(&self.0) as Arc<dyn Finish>);
-        true
     }
 
     /// Appends the transfers that have ended.

@@ -37,7 +37,7 @@ use std::time::Duration;
 
 use jericho_sys::errno;
 
-use crate::{Cause, Device, DiscardEffect, Extent, IoError};
+use crate::{Cause, Device, Extent, IoError};
 
 /// The environment variable with the path of the orders.
 const VARIABLE: &str = "JERICHO_FAULTS";
@@ -260,25 +260,7 @@ impl Faulty {
 }
 
 impl Device for Faulty {
-    fn name(&self) -> Arc<str> {
-        self.device.name()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.device.size_bytes()
-    }
-
-    fn present_bytes(&self) -> Result<u64, IoError> {
-        self.device.present_bytes()
-    }
-
-    fn grow(&self, size_bytes: u64, allocate_from: Option<u64>) -> Result<(), IoError> {
-        self.device.grow(size_bytes, allocate_from)
-    }
-
-    fn home_node(&self) -> Option<u32> {
-        self.device.home_node()
-    }
+    crate::wrapped::facts_of_the_wrapped_device!();
 
     fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
         self.follow_at("read", offset_bytes, buf.len() as u64)?;
@@ -310,14 +292,6 @@ impl Device for Faulty {
         self.device.discard(offset_bytes, length_bytes)
     }
 
-    fn discard_effect(&self) -> DiscardEffect {
-        self.device.discard_effect()
-    }
-
-    fn discard_makes_zeros(&self) -> bool {
-        self.device.discard_makes_zeros()
-    }
-
     fn extent_at(&self, offset_bytes: u64, length_bytes: u64) -> Result<Extent, IoError> {
         self.device.extent_at(offset_bytes, length_bytes)
     }
@@ -331,22 +305,6 @@ impl Device for Faulty {
         self.follow_at("write", offset_bytes, length_bytes)?;
         self.follow_flush(offset_bytes, length_bytes)?;
         self.device.write_zeros(offset_bytes, length_bytes)
-    }
-
-    fn is_absent(&self) -> bool {
-        self.device.is_absent()
-    }
-
-    fn is_silent(&self) -> bool {
-        self.device.is_silent()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.device.is_read_only()
-    }
-
-    fn needs_stable_writes(&self) -> bool {
-        self.device.needs_stable_writes()
     }
 
     /// Has none, because transfers of io_uring would not follow the orders.

@@ -15,7 +15,7 @@
 //! kinds of devices; they share the steps in `opening` and the blocking calls in `handle`. `flush` shares one sync between
 //! threads, and [`FlushEpochs`] tells which writes a flush has covered. `durable` tells which part of a durable write failed.
 //! `absent` stands for a device that was not found, `faults` fails the operations of a device and `volatile` loses
-//! unflushed writes of a killed process, both in test builds.
+//! unflushed writes of a killed process, both in test builds; `wrapped` has what both pass on.
 //! [`open_queue`] chooses between `ring_queue` (io_uring) and `pool_queue` (threads that make blocking calls). `elsewhere` has the
 //! transfers of devices that perform them by themselves ([`Asynchronous`]). `schemes` opens devices of other hosts. `bounce` copies
 //! memory that must not change during its write. [`Appended`] is a list that grows while threads read it, and [`Devices`] such a list of
@@ -48,6 +48,8 @@ mod schemes;
 mod transfer;
 #[cfg(feature = "faults")]
 mod volatile;
+#[cfg(feature = "faults")]
+mod wrapped;
 
 use std::fmt;
 use std::io;

@@ -227,19 +227,19 @@ impl RingQueue {
 
     /// Has a device without a descriptor perform a checked transfer.
     fn begin_elsewhere(&mut self, device: &dyn Device, transfer: Transfer) {
-        let failed = Completion {
-            tag: transfer.tag,
-            result: Err(IoError {
-                operation: operation(transfer.direction),
-                device: device.name(),
-                offset_bytes: transfer.offset_bytes,
-                length_bytes: length_bytes(&transfer),
-                cause: Cause::Errno(errno::EOPNOTSUPP),
+        match device.asynchronous() {
+            Some(device) => self.elsewhere.begin(device, transfer),
+            // A device that was appended to the list later may have only blocking calls.
+            None => self.completed_early.push(Completion {
+                tag: transfer.tag,
+                result: Err(IoError {
+                    operation: operation(transfer.direction),
+                    device: device.name(),
+                    offset_bytes: transfer.offset_bytes,
+                    length_bytes: length_bytes(&transfer),
+                    cause: Cause::Errno(errno::EOPNOTSUPP),
+                }),
             }),
-        };
-        // A device that was appended to the list later may have only blocking calls.
-        if !self.elsewhere.begin(device, transfer) {
-            self.completed_early.push(failed);
         }
     }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::handle::is_in_range;
-use crate::{BLOCK_BYTES, Cause, Device, DiscardEffect, Extent, IoError};
+use crate::{BLOCK_BYTES, Cause, Device, Extent, IoError};
 use jericho_sys::errno;
 
 /// The environment variable with the seed.
@@ -66,25 +66,7 @@ impl Volatile {
 }
 
 impl Device for Volatile {
-    fn name(&self) -> Arc<str> {
-        self.device.name()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.device.size_bytes()
-    }
-
-    fn present_bytes(&self) -> Result<u64, IoError> {
-        self.device.present_bytes()
-    }
-
-    fn grow(&self, size_bytes: u64, allocate_from: Option<u64>) -> Result<(), IoError> {
-        self.device.grow(size_bytes, allocate_from)
-    }
-
-    fn home_node(&self) -> Option<u32> {
-        self.device.home_node()
-    }
+    crate::wrapped::facts_of_the_wrapped_device!();
 
     fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
         let state = self.lock();
@@ -140,14 +122,6 @@ impl Device for Volatile {
         self.device.discard(offset_bytes, length_bytes)
     }
 
-    fn discard_effect(&self) -> DiscardEffect {
-        self.device.discard_effect()
-    }
-
-    fn discard_makes_zeros(&self) -> bool {
-        self.device.discard_makes_zeros()
-    }
-
     fn extent_at(&self, _offset_bytes: u64, length_bytes: u64) -> Result<Extent, IoError> {
         // A block that is held may be in a hole of the device.
         Ok(Extent {
@@ -164,22 +138,6 @@ impl Device for Volatile {
         let mut state = self.lock();
         state.drop_range(offset_bytes, length_bytes);
         self.device.write_zeros(offset_bytes, length_bytes)
-    }
-
-    fn is_absent(&self) -> bool {
-        self.device.is_absent()
-    }
-
-    fn is_silent(&self) -> bool {
-        self.device.is_silent()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.device.is_read_only()
-    }
-
-    fn needs_stable_writes(&self) -> bool {
-        self.device.needs_stable_writes()
     }
 
     /// Returns `None`, because transfers of io_uring would bypass the held blocks.

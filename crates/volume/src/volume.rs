@@ -65,22 +65,19 @@ impl Volume {
         self.slices.last().map_or(&[], Vec::as_slice)
     }
 
+    fn devices_of(&self, slice: &SliceSpace) -> impl Iterator<Item = &Arc<dyn Device>> {
+        let regions = slice.regions.iter();
+        regions.map(|region| &self.devices()[usize::from(region.device)])
+    }
+
     /// Returns the device of a slice that is missing, if one is.
     pub fn missing_of(&self, slice: &SliceSpace) -> Option<&Arc<dyn Device>> {
-        let devices = slice
-            .regions
-            .iter()
-            .map(|r| &self.devices()[usize::from(r.device)]);
-        devices.into_iter().find(|device| device.is_absent())
+        self.devices_of(slice).find(|device| device.is_absent())
     }
 
     /// Returns whether a device of a slice is known to answer nothing at present.
     pub fn is_silent(&self, slice: &SliceSpace) -> bool {
-        let devices = slice
-            .regions
-            .iter()
-            .map(|r| &self.devices()[usize::from(r.device)]);
-        devices.into_iter().any(|device| device.is_silent())
+        self.devices_of(slice).any(|device| device.is_silent())
     }
 
     /// Takes the slices' new space into use. The superblock names it durably.
