@@ -51,7 +51,7 @@ impl Discovery {
         }
     }
 
-    /// Returns the frames that ask: one for each link. Asking again finds what was lost.
+    /// Returns a HELLO for each link. The caller sends them several times, because a frame may be lost.
     pub fn questions(&self) -> Vec<Frame> {
         let mut hello = Hello::new_zeroed();
         hello.magic = WIRE_MAGIC;

@@ -82,12 +82,17 @@ fn sent_by_target(target: &mut Target) -> Vec<Frame> {
     frames.collect()
 }
 
-/// Returns what a target answers to the HELLO of an initiator.
-fn offers(target: &mut Target, initiator: &mut Initiator) -> Vec<Frame> {
-    for hello in sent_by_initiator(initiator) {
-        target.on_frame(NOW, 0, &hello.to_bytes(&[]));
+/// Returns what a target answers to frames.
+fn answers(target: &mut Target, frames: &[Frame]) -> Vec<Frame> {
+    for frame in frames {
+        target.on_frame(NOW, 0, &frame.to_bytes(&[]));
     }
     sent_by_target(target)
+}
+
+/// Returns what a target answers to the HELLO of an initiator.
+fn offers(target: &mut Target, initiator: &mut Initiator) -> Vec<Frame> {
+    answers(target, &sent_by_initiator(initiator))
 }
 
 #[test]
@@ -138,11 +143,7 @@ fn two_targets_with_one_name_are_refused_with_both_addresses() {
     let mut initiator = initiator("data");
     let hellos = sent_by_initiator(&mut initiator);
     for last in [2, 3] {
-        let mut target = target(last, false);
-        for hello in &hellos {
-            target.on_frame(NOW, 0, &hello.to_bytes(&[]));
-        }
-        for offer in sent_by_target(&mut target) {
+        for offer in answers(&mut target(last, false), &hellos) {
             initiator.on_frame(NOW, 0, &offer.to_bytes(&[]));
         }
     }
@@ -159,11 +160,7 @@ fn a_host_may_be_named_by_an_address_of_it() {
         let mut initiator = initiator_of(host, "data");
         let hellos = sent_by_initiator(&mut initiator);
         for last in [2, 3] {
-            let mut target = target(last, false);
-            for hello in &hellos {
-                target.on_frame(NOW, 0, &hello.to_bytes(&[]));
-            }
-            for offer in sent_by_target(&mut target) {
+            for offer in answers(&mut target(last, false), &hellos) {
                 initiator.on_frame(NOW, 0, &offer.to_bytes(&[]));
             }
         }
@@ -188,13 +185,7 @@ fn a_host_may_be_named_by_an_address_of_it() {
 fn a_discovery_finds_what_is_not_hidden_and_ignores_forged_answers() {
     let mut discovery = Discovery::new(&[link(1)], 0x88B5, entropy(5));
     let questions = discovery.questions();
-    let answers = |last, is_hidden| {
-        let mut target = target(last, is_hidden);
-        for question in &questions {
-            target.on_frame(NOW, 0, &question.to_bytes(&[]));
-        }
-        sent_by_target(&mut target)
-    };
+    let answers = |last, is_hidden| answers(&mut target(last, is_hidden), &questions);
     for (last, is_hidden) in [(2, false), (3, true), (4, false)] {
         for offer in answers(last, is_hidden) {
             // Twice: questions are repeated.
