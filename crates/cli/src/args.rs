@@ -12,7 +12,7 @@ use jericho_fuse::Transport;
 use crate::{duration, size};
 
 /// How long requests wait for another host, if the user says nothing, in seconds.
-pub const DEAD_AFTER_S: u64 = 180;
+const DEAD_AFTER_S: u64 = 180;
 
 /// A filesystem that keeps I/O threads, cache memory and devices on the same NUMA node
 #[derive(Parser, Debug)]
@@ -173,15 +173,6 @@ pub struct MountOptions {
     pub log: Option<PathBuf>,
     #[command(flatten)]
     pub remote: RemoteArgs,
-    /// Fail requests after this many seconds without an answer of another host that has a slice; 0: never. A slice whose changes have
-    /// failed takes no changes until the next mount
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        default_value_t = DEAD_AFTER_S,
-        help_heading = "For a device of another host"
-    )]
-    pub dead_after: u64,
 }
 
 #[derive(Args, Debug)]
@@ -561,14 +552,6 @@ pub struct NbdArgs {
     pub device: PathBuf,
     #[command(flatten)]
     pub remote: RemoteArgs,
-    /// Fail requests after this many seconds without an answer of the other host; 0: never
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        default_value_t = DEAD_AFTER_S,
-        help_heading = "For a device of another host"
-    )]
-    pub dead_after: u64,
     /// Serve at a Unix socket with this path. The socket file of a server that has died is replaced
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
@@ -632,14 +615,6 @@ pub struct AttachArgs {
     pub foreground: bool,
     #[command(flatten)]
     pub remote: RemoteArgs,
-    /// Fail requests after this many seconds without an answer of the other host; 0: never
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        default_value_t = DEAD_AFTER_S,
-        help_heading = "For a device of another host"
-    )]
-    pub dead_after: u64,
     /// This process is a background server whose parent waits for a line on its standard output.
     #[arg(long, hide = true)]
     pub report_to_parent: bool,
@@ -703,6 +678,10 @@ pub struct RemoteArgs {
     /// Do not resend unflushed changes that the other host may have lost; flushes then fail
     #[arg(long)]
     pub no_replay: bool,
+    /// Fail requests after this many seconds without an answer of the other host; 0: never. A slice of a mount whose changes have
+    /// failed takes no changes until the next mount
+    #[arg(long, value_name = "SECONDS", default_value_t = DEAD_AFTER_S)]
+    pub dead_after: u64,
 }
 
 impl Default for RemoteArgs {
@@ -712,6 +691,7 @@ impl Default for RemoteArgs {
             ethertype: ETHERTYPE,
             take_over: false,
             no_replay: false,
+            dead_after: DEAD_AFTER_S,
         }
     }
 }

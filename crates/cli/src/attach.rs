@@ -58,7 +58,7 @@ fn server(args: &AttachArgs, device: &Device) -> Result<Command, Failure> {
         let at = std::path::absolute(at).context(format_args!("cannot find {}", at.display()))?;
         command.arg("--at").arg(at);
     }
-    command.args(remote::options(&args.remote, args.dead_after));
+    command.args(remote::options(&args.remote));
     command.arg("--").arg(device.source());
     Ok(command)
 }

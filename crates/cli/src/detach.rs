@@ -42,7 +42,7 @@ pub fn run(args: &DetachArgs) -> Outcome {
             return Ok(ExitCode::SUCCESS);
         }
         return Err(Failure::new(format!(
-            "the server of {shown} had died; what was left of the disk was removed. What programs had synced is on {}",
+            "the server of {shown} had died. This command has removed the rest of the disk. What programs had synced is on {}",
             mount.source.display()
         )));
     }

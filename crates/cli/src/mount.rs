@@ -65,7 +65,7 @@ fn daemon(checked: &Checked, options: &MountOptions) -> Result<Command, Failure>
     if options.force {
         command.arg("--force");
     }
-    command.args(remote::options(&options.remote, options.dead_after));
+    command.args(remote::options(&options.remote));
     command.arg("--").arg(&checked.volume).arg(&checked.dir);
     Ok(command)
 }

@@ -8,7 +8,7 @@ use clap::Parser;
 use jericho_ether::{EtherRemotes, Remote, RemoteOptions, interfaces};
 use jericho_storage::{is_remote, set_remotes};
 
-use crate::args::{Cli, Command, DEAD_AFTER_S, RemoteArgs};
+use crate::args::{Cli, Command, RemoteArgs};
 use crate::failure::{Context, Failure};
 
 /// How long a command looks for the host.
@@ -16,37 +16,39 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Prepares the process for devices of other hosts, as the command's options say.
 pub fn prepare(command: &Command) {
-    let (args, dead_after_s) = match command {
-        Command::Format(args) => (&args.remote, DEAD_AFTER_S),
-        Command::Grow(args) => (&args.remote, DEAD_AFTER_S),
-        Command::Add(args) => (&args.remote, DEAD_AFTER_S),
-        Command::Check(args) => (&args.remote, DEAD_AFTER_S),
-        Command::Mount(args) => (&args.options.remote, args.options.dead_after),
-        Command::Run(args) => (&args.options.remote, args.options.dead_after),
-        Command::Nbd(args) => (&args.remote, args.dead_after),
-        Command::Attach(args) => (&args.remote, args.dead_after),
+    set(match command {
+        Command::Format(args) => &args.remote,
+        Command::Grow(args) => &args.remote,
+        Command::Add(args) => &args.remote,
+        Command::Check(args) => &args.remote,
+        Command::Mount(args) => &args.options.remote,
+        Command::Run(args) => &args.options.remote,
+        Command::Nbd(args) => &args.remote,
+        Command::Attach(args) => &args.remote,
         // Finds the options among those of the daemon.
         Command::Umount(_) => return,
-        _ => (&RemoteArgs::default(), DEAD_AFTER_S),
-    };
-    set(args, dead_after_s);
+        _ => return set(&RemoteArgs::default()),
+    });
 }
 
 /// Prepares the process for the devices of a daemon's volume, with the daemon's options except for `--dead-after`.
 pub fn prepare_as(daemon: &[OsString]) {
     let daemon = Cli::try_parse_from(daemon).map(|cli| cli.command);
-    match daemon {
-        Ok(Command::Mount(mut args)) => {
-            // Another client may have the device since.
-            args.options.remote.take_over = false;
-            set(&args.options.remote, DEAD_AFTER_S);
-        }
-        _ => set(&RemoteArgs::default(), DEAD_AFTER_S),
-    }
+    let args = match daemon {
+        Ok(Command::Mount(args)) => args.options.remote,
+        _ => RemoteArgs::default(),
+    };
+    set(&RemoteArgs {
+        // Another client may have the device since.
+        take_over: false,
+        // The daemon may wait for ever, and a command does not.
+        dead_after: RemoteArgs::default().dead_after,
+        ..args
+    });
 }
 
-fn set(args: &RemoteArgs, dead_after_s: u64) {
-    let dead_after = Some(dead_after_s).filter(|seconds| *seconds > 0);
+fn set(args: &RemoteArgs) {
+    let dead_after = Some(args.dead_after).filter(|seconds| *seconds > 0);
     set_remotes(Box::new(EtherRemotes::new(RemoteOptions {
         interfaces: nics(&args.nic),
         ethertype: args.ethertype,
@@ -69,10 +71,10 @@ pub fn named(path: &Path) -> Result<Option<Remote>, Failure> {
 }
 
 /// Returns the options of a daemon that uses the same devices.
-pub fn options(args: &RemoteArgs, dead_after_s: u64) -> Vec<String> {
+pub fn options(args: &RemoteArgs) -> Vec<String> {
     let mut options = vec![
         format!("--ethertype={}", args.ethertype),
-        format!("--dead-after={dead_after_s}"),
+        format!("--dead-after={}", args.dead_after),
     ];
     options.extend(
         args.nic

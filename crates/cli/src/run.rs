@@ -55,6 +55,9 @@ fn refuse_mount_options(options: &MountOptions) -> Result<(), Failure> {
         ("--scrub-rate", options.scrub_rate.is_some()),
         ("--read-only", options.read_only),
         ("--log", options.log.is_some()),
+        ("--nic", !options.remote.nic.is_empty()),
+        ("--take-over", options.remote.take_over),
+        ("--no-replay", options.remote.no_replay),
     ];
     let given: Vec<&str> = options
         .iter()

@@ -1,4 +1,4 @@
-//! Where a user who is not root keeps what must survive a command.
+//! Finds the directory in which the commands of a user other than root keep their state.
 
 use std::path::PathBuf;
 
