@@ -2,11 +2,16 @@
 //!
 //! The daemon's standard output is a pipe to this process. The daemon writes an error message, or, when it serves, lines that the user
 //! should see and a last line that says so. Then it closes the pipe.
+//!
+//! Also opens a daemon by its process id, for commands that wait for its end.
 
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use jericho_sys::process::Process;
 
 use crate::failure::{Context, Failure, Outcome};
 use crate::{logging, preload};
@@ -91,4 +96,26 @@ pub fn report_serving(lines: &[String]) -> Result<(), Failure> {
     rustix::stdio::dup2_stdout(&null).context("cannot close the parent's pipe")?;
     // If the report failed, the parent was interrupted before the mount was there, so the user no longer wants the mount.
     reported.context("the process that requested the mount has ended")
+}
+
+/// Opens a daemon, to send it signals and to wait for its end. Returns `None` if it has ended.
+pub fn open(pid: u32) -> Result<Option<Process>, Failure> {
+    if i32::try_from(pid).map_or(true, |pid| pid == 0) {
+        return Err(Failure::new(format!(
+            "the daemon returned an invalid process id: {pid}"
+        )));
+    }
+    match Process::open(pid) {
+        Ok(daemon) => Ok(Some(daemon)),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+        Err(error) => Err(Failure::new(format!(
+            "cannot watch the daemon, process {pid}: {error}"
+        ))),
+    }
+}
+
+/// Waits for the end of a daemon, for at most `patience` (`None`: no limit). Returns whether it has ended.
+pub fn wait(daemon: &Process, pid: u32, patience: Option<Duration>) -> Result<bool, Failure> {
+    let ended = daemon.wait(patience);
+    ended.context(format_args!("cannot wait for the daemon (process {pid})"))
 }

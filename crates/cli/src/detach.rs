@@ -12,7 +12,7 @@ use crate::args::DetachArgs;
 use crate::failure::{Context, Failure, Outcome};
 use crate::marker::{self, Found};
 use crate::mounts::{self, Mount};
-use crate::{attached, busy, loops};
+use crate::{attached, background, busy, loops};
 
 /// Maximum size of an extended attribute's value.
 const VALUE_BYTES_MAX: usize = 64 << 10;
@@ -48,16 +48,8 @@ pub fn run(args: &DetachArgs) -> Outcome {
     }
     let disk: Attached = serde_json::from_slice(&attribute(&mount.dir, ATTACHED)?)
         .context("this program does not understand the server; is it another version?")?;
-    let server = match Process::open(disk.pid) {
-        Ok(server) => Some(server),
-        // It ends by itself.
-        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => None,
-        Err(error) => {
-            return Err(Failure::new(format!(
-                "cannot watch the server of {shown}: {error}"
-            )));
-        }
-    };
+    // Without a process, the server ends by itself.
+    let server = background::open(disk.pid)?;
     if args.force {
         if let Some(server) = server {
             kill(&server, disk.pid, &mount)?;
@@ -69,8 +61,7 @@ pub fn run(args: &DetachArgs) -> Outcome {
     // Opened before the server's end, because the device is free after that, and the directory may get another disk.
     let left = marker_of(&mount.dir);
     if let Some(server) = server {
-        let ended = server.wait(None);
-        ended.context(format_args!("cannot wait for the server of {shown}"))?;
+        background::wait(&server, disk.pid, None)?;
     }
     let message = match left.transpose() {
         None => Ok(None),

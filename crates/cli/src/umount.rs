@@ -3,7 +3,6 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -11,13 +10,12 @@ use std::time::{Duration, Instant};
 
 use jericho_fuse::{MountError, attach};
 use jericho_storage::{is_remote, remote_holder};
+use jericho_sys::process::Signal;
 use jericho_volume::{OpenMode, Volume, VolumeError};
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::process::{Pid, PidfdFlags};
 
 use crate::args::UmountArgs;
 use crate::failure::{Context, Failure, Outcome};
-use crate::{busy, control, mounts, remote};
+use crate::{background, busy, control, mounts, remote};
 
 /// Maximum time in which the daemon must end after everything was written. Longer than its requests wait for another host by default.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -111,14 +109,14 @@ pub fn lock_holder(volume: &Path) -> Option<u32> {
 
 /// Ends a daemon whose mount has ended, even if it could not write everything.
 fn end(pid: u32, shown: &Path) -> Result<(), Failure> {
-    let Some(daemon) = watch(pid)? else {
+    let Some(daemon) = background::open(pid)? else {
         return Ok(());
     };
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
-        rustix::process::pidfd_send_signal(&daemon, rustix::process::Signal::TERM)
+        (daemon.send(Signal::Terminate))
             .context(format_args!("cannot end the daemon (process {pid})"))?;
-        if wait_for_end(&daemon, pid, SIGNALS_EVERY)? {
+        if background::wait(&daemon, pid, Some(SIGNALS_EVERY))? {
             return Ok(());
         }
     }
@@ -186,8 +184,10 @@ pub fn wait_for_former(volume: &Path) {
             eprint!("\rjericho: waiting for {} s ", begun.elapsed().as_secs());
         }
         // If the daemon cannot be watched, taking the volume's lock reports that the volume is in use.
-        let Ok(Some(daemon)) = watch(pid) else { break };
-        if wait_for_end(&daemon, pid, FORMER_POLL).is_err() {
+        let Ok(Some(daemon)) = background::open(pid) else {
+            break;
+        };
+        if background::wait(&daemon, pid, Some(FORMER_POLL)).is_err() {
             break;
         }
     }
@@ -232,7 +232,7 @@ pub fn unmount(dir: &Path) -> Result<(), Failure> {
     let stat = control::stat(&path)?;
     // Whether the volume is clean may be on another host.
     remote::prepare_as(&arguments_of(stat.pid));
-    let daemon = watch(stat.pid)?;
+    let daemon = background::open(stat.pid)?;
     if let Err(failure) = control::sync(&path) {
         return Err(stays_mounted(&path, shown, &stat.volume, failure));
     }
@@ -242,7 +242,7 @@ pub fn unmount(dir: &Path) -> Result<(), Failure> {
         Err(e) => return Err(Failure::new(e.to_string())),
     }
     if let Some(daemon) = daemon
-        && !wait_for_end(&daemon, stat.pid, PATIENCE)?
+        && !background::wait(&daemon, stat.pid, Some(PATIENCE))?
     {
         return Err(Failure::new(format!(
             "{shown} was unmounted, but process {0} still writes {1} back; its log says why. To give up what it \
@@ -291,33 +291,6 @@ fn stays_mounted(
             refusals.join("; ")
         ),
     })
-}
-
-/// Returns a descriptor that is readable once the process has ended; `None` when it has ended already.
-fn watch(pid: u32) -> Result<Option<OwnedFd>, Failure> {
-    let pid = i32::try_from(pid)
-        .ok()
-        .and_then(Pid::from_raw)
-        .ok_or_else(|| Failure::new(format!("the daemon returned an invalid process id: {pid}")))?;
-    match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
-        Ok(descriptor) => Ok(Some(descriptor)),
-        Err(rustix::io::Errno::SRCH) => Ok(None),
-        Err(e) => Err(Failure::new(format!(
-            "cannot watch the daemon, process {pid}: {e}"
-        ))),
-    }
-}
-
-/// Waits for at most `patience`. Returns whether the process has ended.
-fn wait_for_end(daemon: &OwnedFd, pid: u32, patience: Duration) -> Result<bool, Failure> {
-    let mut events = [PollFd::new(daemon, PollFlags::IN)];
-    let limit = Timespec {
-        tv_sec: patience.as_secs() as i64,
-        tv_nsec: patience.subsec_nanos().into(),
-    };
-    let ended = rustix::io::retry_on_intr(|| rustix::event::poll(&mut events, Some(&limit)))
-        .context(format_args!("cannot wait for the daemon (process {pid})"))?;
-    Ok(ended > 0)
 }
 
 fn in_use(dir: &Path, mount: &mounts::Mount) -> Failure {
