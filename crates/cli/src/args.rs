@@ -64,6 +64,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Serve a file or block device to another host over raw Ethernet
     Serve(ServeArgs),
+    /// Make and name the keys of clients that use devices of other hosts
+    Key(KeyArgs),
     /// List the devices that other hosts serve
     Discover(DiscoverArgs),
     /// Serve a file or block device to NBD clients, such as virtual machines
@@ -662,6 +664,37 @@ pub struct DiscoverArgs {
     pub json: bool,
 }
 
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  (umask 077; jericho key new > hosta.key)
+  jericho serve /dev/sdb --name data --nic eth1 --client hosta:hosta.key
+  jericho mount vol.img /mnt --key hosta.key
+  jericho key fingerprint hosta.key
+
+A key is for one client and the hosts whose devices it uses. Copy its file to these hosts. Whoever can read the file can use the devices, \
+and can act as the hosts. A file that every user can read is refused.
+
+jericho serve logs the fingerprint of a client that it refuses.")]
+pub struct KeyArgs {
+    #[command(subcommand)]
+    pub command: KeyCommand,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum KeyCommand {
+    /// Print a new key
+    New,
+    /// Print what names a key without revealing it
+    Fingerprint(FingerprintArgs),
+}
+
+#[derive(Args, Debug)]
+pub struct FingerprintArgs {
+    /// File with a key
+    pub file: PathBuf,
+}
+
 /// How to use a device of another host.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "For a device of another host")]
@@ -678,6 +711,9 @@ pub struct RemoteArgs {
     /// Do not resend unflushed changes that the other host may have lost; flushes then fail
     #[arg(long)]
     pub no_replay: bool,
+    /// File with the key that the other host knows [default: $JERICHO_KEY, or none]
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
     /// Fail requests after this many seconds without an answer of the other host; 0: never. A slice of a mount whose changes have
     /// failed takes no changes until the next mount
     #[arg(long, value_name = "SECONDS", default_value_t = DEAD_AFTER_S)]
@@ -691,6 +727,7 @@ impl Default for RemoteArgs {
             ethertype: ETHERTYPE,
             take_over: false,
             no_replay: false,
+            key: None,
             dead_after: DEAD_AFTER_S,
         }
     }
@@ -699,15 +736,16 @@ impl Default for RemoteArgs {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
-  jericho serve /dev/nvme0n1 --name data --nic eth1 --no-auth
-  jericho serve disk.img --name data --nic eth1,eth2 --no-auth --read-only
+  jericho serve /dev/nvme0n1 --name data --nic eth1 --client hosta:hosta.key
+  jericho serve disk.img --name data --nic eth1,eth2 --client hosta:a.key --client hostc:c.key --encrypt
   jericho serve null:1G --name empty --nic eth1 --no-auth     no I/O, to measure the network
 
 Serves in the foreground until SIGTERM or SIGINT. The other host names the device tyche://HOST/NAME. One client at a time uses it. \
 If the device's host restarts, the client sends again what it had not flushed, and meanwhile no other host gets the device without --take-over: jericho keeps a record of the client in \
 a file of --state.
 
-There are no keys yet: everybody on these networks can read and change the device. --no-auth says that this is wanted.")]
+Each client has a key that `jericho key new` makes; it gives the same file to --key. Every frame is authenticated, and with --encrypt its contents are secret. \
+With --no-auth, everybody on these networks can read and change the device.")]
 pub struct ServeArgs {
     /// File or block device, or null:SIZE
     pub device: PathBuf,
@@ -723,6 +761,15 @@ pub struct ServeArgs {
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
+    /// Let a client use the device: a name for it, and a file with its key; may be repeated
+    #[arg(long, value_name = "ID:KEYFILE", conflicts_with = "no_auth", value_parser = client)]
+    pub client: Vec<(String, PathBuf)>,
+    /// Authenticate each frame; this is the default
+    #[arg(long, conflicts_with_all = ["encrypt", "no_auth"])]
+    pub mac: bool,
+    /// Authenticate each frame, and encrypt its contents
+    #[arg(long, conflicts_with = "no_auth")]
+    pub encrypt: bool,
     /// Serve without keys: everybody on these networks can use the device
     #[arg(long)]
     pub no_auth: bool,
@@ -873,6 +920,16 @@ impl std::str::FromStr for ThreadsArg {
 impl std::fmt::Display for ThreadsArg {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.0.map_or("inherit", ThreadPolicy::name))
+    }
+}
+
+/// Parses the name of a client and the file of its key.
+fn client(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once(':') {
+        Some((id, file)) if !id.is_empty() && !file.is_empty() => Ok((id.to_owned(), file.into())),
+        _ => Err(format!(
+            "{text:?} is no name and file: write for example hosta:/etc/jericho/hosta.key"
+        )),
     }
 }
 

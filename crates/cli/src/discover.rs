@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use jericho_ether::{Found, Remote, discover, mac_text};
+use jericho_ether::{Found, Remote, Security, discover, mac_text};
 use serde::Serialize;
 
 use crate::args::DiscoverArgs;
@@ -60,6 +60,7 @@ fn macs(found: &Found) -> Vec<String> {
 struct Export {
     url: String,
     read_only: bool,
+    security: &'static str,
     usable: bool,
     addresses: Vec<Address>,
 }
@@ -78,6 +79,11 @@ impl Export {
         };
         Export {
             url: url(found),
+            security: match found.security {
+                Security::None => "none",
+                Security::Mac => "mac",
+                Security::Encrypt => "encrypt",
+            },
             read_only: found.is_read_only,
             usable: found.is_usable,
             addresses: found.addresses.iter().map(address).collect(),

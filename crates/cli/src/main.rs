@@ -24,6 +24,7 @@ mod generate;
 mod grow;
 mod helper;
 mod keeper;
+mod key;
 mod logging;
 mod loops;
 mod marker;
@@ -97,6 +98,7 @@ fn run(command: Command) -> Outcome {
         Command::Place(a) => place::run(&a),
         Command::Check(a) => check::run(&a),
         Command::Serve(a) => serve_device::run(&a),
+        Command::Key(a) => key::run(&a),
         Command::Discover(a) => discover::run(&a),
         Command::Nbd(a) => nbd::run(&a),
         Command::Attach(a) => attach::run(&a),

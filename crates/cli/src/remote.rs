@@ -1,7 +1,7 @@
 //! How the commands open devices of other hosts.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
@@ -56,6 +56,7 @@ fn set(args: &RemoteArgs) {
         replay: !args.no_replay,
         patience: PATIENCE,
         dead_after: dead_after.map(Duration::from_secs),
+        key: key(args),
     })));
 }
 
@@ -81,9 +82,20 @@ pub fn options(args: &RemoteArgs) -> Vec<String> {
             .iter()
             .map(|interface| format!("--nic={interface}")),
     );
+    options.extend(key(args).map(|file| {
+        // The daemon has another working directory.
+        let file = std::path::absolute(&file).unwrap_or(file);
+        format!("--key={}", file.display())
+    }));
     options.extend(args.take_over.then(|| "--take-over".to_owned()));
     options.extend(args.no_replay.then(|| "--no-replay".to_owned()));
     options
+}
+
+/// Returns the file of the key: that of the option or of the environment.
+fn key(args: &RemoteArgs) -> Option<PathBuf> {
+    let named = || std::env::var_os("JERICHO_KEY").filter(|name| !name.is_empty());
+    args.key.clone().or_else(|| named().map(PathBuf::from))
 }
 
 /// Returns the interfaces: those of the option or of the environment, or all that are up.

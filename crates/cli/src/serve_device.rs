@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use jericho_ether::{Remote, ServeConfig, Server, null_device};
+use jericho_ether::{Client, Remote, Security, ServeConfig, Server, null_device, read_key};
 use jericho_storage::{BLOCK_BYTES, Claim, Device};
 use jericho_sys::process;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -18,11 +18,7 @@ use crate::{logging, notify, served, size, state};
 const NULL: &str = "null:";
 
 pub fn run(args: &ServeArgs) -> Outcome {
-    if !args.no_auth {
-        return Err(Failure::new(
-            "there are no keys yet; to let everybody on these networks read and change the device, give --no-auth",
-        ));
-    }
+    let (security, clients) = (security(args)?, clients(args)?);
     logging::start();
     // Before the device is served: a signal from then on ends the server in order.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot listen for signals")?;
@@ -37,6 +33,8 @@ pub fn run(args: &ServeArgs) -> Outcome {
         ethertype: args.ethertype,
         is_read_only: args.read_only,
         is_hidden: args.hidden,
+        security,
+        clients,
         // Nothing is lost with a device that keeps nothing.
         state: match null_size(args) {
             Some(_) => None,
@@ -54,7 +52,17 @@ pub fn run(args: &ServeArgs) -> Outcome {
         false => "read and change",
     };
     let nics = args.nic.join(", ");
-    tracing::warn!("everybody on {nics} can {can} {}", device.name());
+    match security {
+        Security::None => tracing::warn!("everybody on {nics} can {can} {}", device.name()),
+        _ => {
+            let ids: Vec<&str> = args.client.iter().map(|(id, _)| &**id).collect();
+            tracing::info!(
+                "the clients {} can {can} {}; frames are {security}",
+                ids.join(", "),
+                device.name()
+            );
+        }
+    }
     print(&format!("serving {} as {url}\n", device.name()))?;
     notify::ready(&format!("serving {} as {url}", device.name()));
     let _ = signals.forever().next();
@@ -64,6 +72,40 @@ pub fn run(args: &ServeArgs) -> Outcome {
         device.flush().context("cannot flush")?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns how frames are protected.
+fn security(args: &ServeArgs) -> Result<Security, Failure> {
+    match args.no_auth {
+        true => Ok(Security::None),
+        false if args.client.is_empty() => Err(Failure::new(
+            "nobody may use the device: name clients with --client ID:KEYFILE (`jericho key new` makes a key), or let everybody on these networks use it with --no-auth",
+        )),
+        false if args.encrypt => Ok(Security::Encrypt),
+        false => Ok(Security::Mac),
+    }
+}
+
+/// Reads the keys of the clients. Refuses two with one name or one key: they would be one client, and end each other's sessions.
+fn clients(args: &ServeArgs) -> Result<Vec<Client>, Failure> {
+    let mut clients: Vec<Client> = Vec::new();
+    for (id, file) in &args.client {
+        let key =
+            read_key(file).map_err(|error| Failure::new(format!("--client {id}: {error}")))?;
+        if let Some(other) = clients.iter().find(|other| other.id == *id) {
+            return Err(Failure::new(format!("two clients are named {}", other.id)));
+        }
+        let is_same = |other: &&Client| other.key.fingerprint() == key.fingerprint();
+        if let Some(other) = clients.iter().find(is_same) {
+            return Err(Failure::new(format!(
+                "the clients {} and {id} have the same key; make one for each with `jericho key new`",
+                other.id
+            )));
+        }
+        let id = id.clone();
+        clients.push(Client { id, key });
+    }
+    Ok(clients)
 }
 
 /// Opens the device, and claims it unless it is a null device.

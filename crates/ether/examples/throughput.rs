@@ -1,10 +1,11 @@
 //! Reads and writes a remote device from several threads, and prints operations a second.
+//! The file of the key is $JERICHO_KEY, if it is set.
 //! Usage: throughput INTERFACE tyche://HOST/NAME read|write BYTES THREADS SECONDS
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use jericho_ether::{AttachConfig, RemoteDevice};
+use jericho_ether::{AttachConfig, RemoteDevice, read_key};
 use jericho_storage::Device;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -25,6 +26,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         patience: Duration::from_secs(10),
         dead_after: None,
         read_only: false,
+        key: match std::env::var_os("JERICHO_KEY") {
+            Some(file) => Some(read_key(file.as_ref())?),
+            None => None,
+        },
     })?;
     let (ends, done) = (AtomicBool::new(false), AtomicU64::new(0));
     let blocks = device.size_bytes() / bytes as u64;

@@ -9,8 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use jericho_format::wire::TRANSFER_BYTES_MAX;
-use jericho_remote::{Action, Attached, Ended, Initiator, InitiatorConfig, Operation};
+use jericho_format::wire::{FRAMES_PER_KEY, TRANSFER_BYTES_MAX};
+use jericho_remote::{
+    Action, Attached, Ended, Initiator, InitiatorConfig, Key, Operation, Security,
+};
 use jericho_storage::{
     Asynchronous, BLOCK_BYTES, Cause, Completion, Device, Direction, DiscardEffect, Finish,
     IoError, Transfer, is_in_range,
@@ -61,6 +63,8 @@ pub struct AttachConfig {
     pub dead_after: Option<Duration>,
     /// Refuse changes, also of a device that the target offers for writing.
     pub read_only: bool,
+    /// The key that the target knows. `None`: use a device that is served without keys.
+    pub key: Option<Key>,
 }
 
 /// Why a remote device could not be attached.
@@ -138,6 +142,8 @@ impl RemoteDevice {
             replay: config.replay,
             pool_pages: POOL_PAGES,
             dead_after: config.dead_after,
+            key: config.key.clone(),
+            frames_per_key: FRAMES_PER_KEY,
         };
         let random = entropy().map_err(failed("get random numbers"))?;
         let initiator = Initiator::new(protocol, &links.links(), random, links.now());
@@ -170,6 +176,7 @@ impl RemoteDevice {
             attached: Attached {
                 size_bytes: 0,
                 is_read_only: false,
+                security: Security::None,
             },
             inside,
             durability_errno: AtomicI32::new(0),
@@ -425,9 +432,10 @@ impl Device for RemoteDevice {
 
     fn describe(&self) -> String {
         format!(
-            "{} (remote, {} bytes): {}",
+            "{} (remote, {} bytes, {}): {}",
             self.name,
             self.attached.size_bytes,
+            self.attached.security,
             self.inside.channels()
         )
     }

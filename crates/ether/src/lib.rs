@@ -4,7 +4,7 @@
 //! A target is a [`Server`]: one thread has the sockets and the protocol, and workers make the device's blocking calls. An initiator is a
 //! [`RemoteDevice`]: each call sends its own frames, and one thread receives.
 //!
-//! `links` has the sockets, `alarm` sets timers, `reserve` names that one process may have, `owner` the record of an export's owner, `recorder` its thread, `workers` the device's calls, `server` the target, `url` names of remote
+//! `links` has the sockets, `alarm` sets timers, `reserve` names that one process may have, `owner` the record of an export's owner, `recorder` its thread, `key_file` keys of clients, `workers` the device's calls, `server` the target, `url` names of remote
 //! devices, `remotes` opens them for functions that take paths, `inside` what the threads of an initiator share, `device` the initiator, and `discover` the question to all hosts.
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,7 @@ mod alarm;
 mod device;
 mod discover;
 mod inside;
+mod key_file;
 mod links;
 mod null;
 mod owner;
@@ -26,8 +27,9 @@ pub use device::{AttachConfig, AttachError, RemoteDevice};
 pub use discover::{DiscoverError, discover};
 pub use jericho_format::wire::ETHERTYPE;
 pub use jericho_format::wire::mac_text;
-pub use jericho_remote::Found;
+pub use jericho_remote::{Client, Found, Key, Security, hexadecimal};
 pub use jericho_sys::packet::PacketError;
+pub use key_file::{KeyError, new_key, read_key};
 pub use links::{LinkError, interfaces};
 pub use null::null_device;
 pub use remotes::{EtherRemotes, RemoteOptions};

@@ -54,6 +54,8 @@ pub(crate) struct Links {
     is_dead: Vec<bool>,
     received: Frames,
     queued: Vec<Frame>,
+    /// Room for the frames with keys that are sent together.
+    room: Vec<Vec<u8>>,
     start: Instant,
 }
 
@@ -83,6 +85,7 @@ impl Links {
             sockets,
             received: Frames::new(FRAMES_AT_ONCE, FRAME_BYTES_MAX),
             queued: Vec::new(),
+            room: vec![Vec::new(); FRAMES_AT_ONCE],
             start: Instant::now(),
         })
     }
@@ -139,9 +142,10 @@ impl Links {
             for frames in frames.chunks(FRAMES_AT_ONCE) {
                 let sealed: Vec<_> = frames
                     .iter()
-                    .map(|frame| match frame.body {
-                        Body::Pool { session, .. } => frame.sealed(pool_of(session)),
-                        Body::Bytes(_) => frame.sealed(&[]),
+                    .zip(&mut self.room)
+                    .map(|(frame, room)| match frame.body {
+                        Body::Pool { session, .. } => frame.sealed(pool_of(session), room),
+                        Body::Bytes(_) => frame.sealed(&[], room),
                     })
                     .collect();
                 let pieces: Vec<_> = sealed
@@ -154,15 +158,15 @@ impl Links {
         self.queued.clear();
     }
 
-    /// Takes the frames that have arrived, at most some from each link. `take` has the link and the frame. Returns whether more may have arrived.
-    pub fn receive(&mut self, mut take: impl FnMut(u16, &[u8])) -> bool {
+    /// Takes the frames that have arrived, at most some from each link. `take` gets the link and the frame, and may decrypt it. Returns whether more may have arrived.
+    pub fn receive(&mut self, mut take: impl FnMut(u16, &mut [u8])) -> bool {
         let mut has_more = false;
         for (link, socket) in (0..).zip(&self.sockets) {
             let at = usize::from(link);
             match socket.receive_many(&mut self.received) {
                 Ok(more) => {
                     has_more |= more;
-                    for frame in self.received.iter() {
+                    for frame in self.received.iter_mut() {
                         self.is_dead[at] = false;
                         take(link, frame);
                     }

@@ -1,12 +1,14 @@
 //! Opens devices of other hosts for all functions that take the path of a device.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use jericho_storage::{Device, OpenError, OpenOptions, Remotes};
 
 use crate::device::{AttachConfig, AttachError, RemoteDevice, holder};
+use crate::key_file::read_key;
 use crate::links::interfaces;
 use crate::url::Remote;
 
@@ -25,6 +27,8 @@ pub struct RemoteOptions {
     pub patience: Duration,
     /// How long requests wait for a target that does not answer. `None`: for ever.
     pub dead_after: Option<Duration>,
+    /// File with the key that the targets know. `None`: use devices that are served without keys.
+    pub key: Option<PathBuf>,
 }
 
 /// Opens devices of other hosts over raw Ethernet.
@@ -53,7 +57,12 @@ impl EtherRemotes {
                 source,
             })?,
         };
+        let key = options.key.as_deref().map(read_key).transpose();
+        let key = key.map_err(|error| OpenError::Refused {
+            why: format!("{remote}: {error}"),
+        })?;
         let config = AttachConfig {
+            key,
             remote,
             interfaces,
             ethertype: options.ethertype,

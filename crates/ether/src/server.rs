@@ -10,7 +10,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use jericho_format::PAGE_BYTES;
-use jericho_remote::{Action, ExportConfig, Owner, Target, TargetConfig, TargetOutput, Work};
+use jericho_format::wire::{FRAMES_PER_KEY, mac_text};
+use jericho_remote::{
+    Action, Client, ExportConfig, Owner, Security, Target, TargetConfig, TargetOutput, Work,
+    hexadecimal,
+};
 use jericho_storage::{AlignedBuffer, Device};
 use jericho_sys::poller::Poller;
 use jericho_sys::service;
@@ -47,6 +51,10 @@ pub struct ServeConfig {
     pub is_read_only: bool,
     /// Do not answer a search for all exports.
     pub is_hidden: bool,
+    /// How frames are protected.
+    pub security: Security,
+    /// Who may use the device, unless `security` is `None`.
+    pub clients: Vec<Client>,
     /// Directory of the record of the export's owner. `None`: no record, so that no initiator can go on after a restart.
     pub state: Option<PathBuf>,
 }
@@ -128,12 +136,15 @@ impl Server {
             is_read_only: config.is_read_only || device.is_read_only(),
             is_hidden: config.is_hidden,
             last_owner,
+            security: config.security,
+            clients: config.clients.clone(),
         };
         let target_config = TargetConfig {
             host: config.host.clone(),
             ethertype: config.ethertype,
             slots: SLOTS,
             pool_pages: POOL_PAGES,
+            frames_per_key: FRAMES_PER_KEY,
         };
         let random = entropy().map_err(failed("get random numbers"))?;
         let target = Target::new(target_config, &links.links(), vec![export], random);
@@ -301,8 +312,18 @@ impl Serving {
         while let Some(output) = self.target.next_output() {
             match output {
                 TargetOutput::Send(frame) => self.links.queue(frame),
-                TargetOutput::OpenPool { session, pages } => {
-                    tracing::info!(session, "a session begins");
+                TargetOutput::Stranger { mac, key } => {
+                    let (mac, key) = (mac_text(&mac), hexadecimal(&key));
+                    tracing::warn!(
+                        "the client at {mac} was refused: no --client has its key, whose fingerprint is {key}"
+                    );
+                }
+                TargetOutput::OpenPool {
+                    session,
+                    pages,
+                    client,
+                } => {
+                    tracing::info!(session, client, "a session begins");
                     self.pools
                         .insert(session, vec![0; pages as usize * PAGE_BYTES as usize]);
                 }

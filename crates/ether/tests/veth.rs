@@ -6,7 +6,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use jericho_ether::{AttachConfig, AttachError, RemoteDevice, ServeConfig, Server, null_device};
+use jericho_ether::{
+    AttachConfig, AttachError, Client, Key, RemoteDevice, Security, ServeConfig, Server,
+    null_device,
+};
 use jericho_storage::{Device, OpenOptions, open_device};
 
 const INSIDE: &str = "JERICHO_TEST_INSIDE";
@@ -31,6 +34,15 @@ fn inside(test: &str) -> bool {
 }
 
 fn serve(device: Arc<dyn Device>, state: Option<&Path>) -> Server {
+    serve_with(device, state, Security::None)
+}
+
+/// Serves to the clients with the keys 1 and 2.
+fn serve_with(device: Arc<dyn Device>, state: Option<&Path>, security: Security) -> Server {
+    let client = |number| Client {
+        id: format!("client {number}"),
+        key: Key::new([number; 32]),
+    };
     let config = ServeConfig {
         host: "hostb".into(),
         name: "data".into(),
@@ -38,6 +50,8 @@ fn serve(device: Arc<dyn Device>, state: Option<&Path>) -> Server {
         ethertype: 0x88B5,
         is_read_only: false,
         is_hidden: false,
+        security,
+        clients: [1, 2].map(client).to_vec(),
         state: state.map(Path::to_path_buf),
     };
     Server::start(device, &config).expect("a server")
@@ -53,6 +67,7 @@ fn config() -> AttachConfig {
         patience: Duration::from_secs(10),
         dead_after: None,
         read_only: false,
+        key: None,
     }
 }
 
@@ -112,6 +127,42 @@ fn what_is_written_by_the_initiator_is_on_the_targets_file() {
     device.discard(0, 1 << 20).expect("a discard");
     assert!(device.read_at(64 << 20, &mut [0; PAGE]).is_err());
     assert!(device.read_at(7, &mut [0; PAGE]).is_err());
+}
+
+#[test]
+fn a_device_is_used_with_the_key_of_a_client_only() {
+    if !inside("a_device_is_used_with_the_key_of_a_client_only") {
+        return;
+    }
+    for security in [Security::Mac, Security::Encrypt] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let disk = file(dir.path(), 64 << 20);
+        let server = serve_with(Arc::clone(&disk), Some(dir.path()), security);
+        let with = |number: Option<u8>| AttachConfig {
+            key: number.map(|number| Key::new([number; 32])),
+            ..config()
+        };
+        for (number, errno) in [(None, "--key"), (Some(3), "--client")] {
+            let error = RemoteDevice::attach(&with(number)).err().expect("refused");
+            assert!(error.to_string().contains(errno), "{error}");
+        }
+        let device = RemoteDevice::attach(&with(Some(1))).expect("a device");
+        let big = pattern(1, 40 << 20);
+        device.write_at(8 << 20, &big).expect("a write of 40 MiB");
+        device.flush().expect("a flush");
+        // The target restarts: new channels and new keys.
+        drop(server);
+        let _server = serve_with(Arc::clone(&disk), Some(dir.path()), security);
+        for source in [device.clone() as Arc<dyn Device>, disk] {
+            let mut read = vec![0; 40 << 20];
+            source.read_at(8 << 20, &mut read).expect("a read");
+            assert!(read == big, "{}", source.name());
+        }
+        let status = device.describe();
+        assert!(status.contains(&security.to_string()), "{status}");
+        drop(device);
+        RemoteDevice::attach(&with(Some(2))).expect("the next client");
+    }
 }
 
 #[test]
@@ -214,6 +265,8 @@ fn interfaces_are_used_by_one_target_and_named_once() {
         ethertype: 0x88B5,
         is_read_only: false,
         is_hidden: false,
+        security: Security::None,
+        clients: Vec::new(),
         state: None,
     };
     let refused = |config: &ServeConfig| {
@@ -251,6 +304,8 @@ fn a_read_only_export_refuses_changes() {
         ethertype: 0x88B5,
         is_read_only: true,
         is_hidden: false,
+        security: Security::None,
+        clients: Vec::new(),
         state: None,
     };
     let _server = Server::start(null_device(1 << 20), &config).expect("a server");

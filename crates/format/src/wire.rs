@@ -33,10 +33,20 @@ pub const NUMBERS_KEPT: u64 = 1024;
 pub const ACK_WORDS: usize = 15;
 /// Size of a name of a host or an export, padded with zeros.
 pub const NAME_BYTES: usize = 64;
-/// Bytes that follow the payload of a frame with keys.
-const TAG_BYTES: usize = 16;
+/// Bytes that follow the payload of a frame with keys: its authentication tag.
+pub const TAG_BYTES: usize = 16;
+/// Size of the key that a client and a target share.
+pub const KEY_BYTES: usize = 32;
+/// Size of what names a key.
+pub const FINGERPRINT_BYTES: usize = 16;
+/// Size of the Noise message in HANDSHAKE: a public key and a tag.
+pub const NOISE_BYTES: usize = 32 + TAG_BYTES;
+/// Size of the Noise message that ACCEPT is with keys: a public key, the record `Accept` and a tag.
+pub const NOISE_ACCEPT_BYTES: usize = 32 + size_of::<Accept>() + TAG_BYTES;
+/// Frames of one direction of a channel that use one key. RFC 9001, section 6.6, allows 2^23 with AES-GCM.
+pub const FRAMES_PER_KEY: u64 = 1 << 22;
 /// Size of an Ethernet header, which an MTU does not count.
-const ETHERNET_BYTES: usize = 14;
+pub const ETHERNET_BYTES: usize = 14;
 /// Smallest MTU of a link.
 pub const MTU_MIN: usize = 1500;
 
@@ -122,6 +132,16 @@ pub mod reason {
     pub const WAITING: u16 = 8;
 }
 
+/// Values of `Offer::security` and `Handshake::security`.
+pub mod security {
+    /// No keys: checksums only.
+    pub const NONE: u8 = 0;
+    /// Each frame has a tag.
+    pub const MAC: u8 = 1;
+    /// Each frame has a tag, and its payload is encrypted.
+    pub const ENCRYPT: u8 = 2;
+}
+
 /// Bit of `FrameHeader::flags`: the sender wants an acknowledgement at once.
 pub const FLAG_ACK_WANTED: u8 = 1;
 /// Bit of `FrameHeader::flags`: a target sent the frame.
@@ -173,7 +193,7 @@ pub struct FrameHeader {
     pub sequence: U32,
     /// DATA to a target: first page of the request in the pool.
     pub pool_page: U32,
-    /// Checksum. Detects damage, and frames of other sessions.
+    /// Checksum. Detects damage, and frames of other sessions. Zero in a frame with keys, which has a tag.
     pub crc: U32,
 }
 const _: () = assert!(size_of::<FrameHeader>() == 64);
@@ -255,8 +275,8 @@ pub struct Offer {
     pub magic: [u8; 8],
     /// The newest version that both speak; 0: none.
     pub version: u8,
-    /// Zero.
-    pub reserved0: u8,
+    /// One of `security`: what the target demands.
+    pub security: u8,
     /// `FLAG_READ_ONLY` or 0.
     pub flags: U16,
     /// Zero.
@@ -282,8 +302,8 @@ pub struct Handshake {
     pub magic: [u8; 8],
     /// Version of the offer.
     pub version: u8,
-    /// Zero.
-    pub reserved0: u8,
+    /// One of `security`: what the initiator has learnt from the offer.
+    pub security: u8,
     /// `FLAG_TAKE_OVER`, `FLAG_RESUMES`.
     pub flags: U16,
     /// The initiator's index of the new channel.
@@ -302,10 +322,14 @@ pub struct Handshake {
     pub payload_max: U16,
     /// The initiator's index of a channel that ends with this one's begin, or 0.
     pub replaces: U32,
+    /// Fingerprint of the client's key; zeros without keys.
+    pub key: [u8; FINGERPRINT_BYTES],
+    /// First message of the Noise handshake; zeros without keys.
+    pub noise: [u8; NOISE_BYTES],
 }
-const _: () = assert!(size_of::<Handshake>() == 136);
+const _: () = assert!(size_of::<Handshake>() == 200);
 
-/// Start of the payload of ACCEPT.
+/// Start of the payload of ACCEPT. With keys it is the payload of a Noise message, which is the start of the payload of ACCEPT.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]

@@ -32,12 +32,12 @@ fn the_page_has_every_field_at_its_offset() {
     );
     assert_eq!(
         documented(PAGE, "Offer"),
-        fields!(Offer: magic version reserved0 flags reserved1 cookie target host export)
+        fields!(Offer: magic version security flags reserved1 cookie target host export)
     );
     assert_eq!(
         documented(PAGE, "Handshake"),
-        fields!(Handshake: magic version reserved0 flags index cookie client instance export credit
-            payload_max replaces)
+        fields!(Handshake: magic version security flags index cookie client instance export credit
+            payload_max replaces key noise)
     );
     assert_eq!(
         documented(PAGE, "Accept"),

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use jericho_format::wire::{FrameHeader, HEADER_BYTES, TRANSFER_BYTES_MAX};
 use jericho_remote::{
-    Action, Body, Entropy, ExportConfig, Frame, Initiator, InitiatorConfig, InitiatorOutput, Link,
-    Operation, Target, TargetConfig, TargetOutput, Work, WorkError,
+    Action, Body, Client, Entropy, ExportConfig, Frame, Initiator, InitiatorConfig,
+    InitiatorOutput, Key, Link, Operation, Seal, Security, Target, TargetConfig, TargetOutput,
+    Work, WorkError,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -44,7 +45,7 @@ fn entropy(seed: u64) -> Entropy {
 }
 
 impl Pair {
-    fn new() -> Pair {
+    fn new(security: Security) -> Pair {
         let link = |end| Link {
             mac: [2, 0, 0, 0, 0, end],
             mtu: 9000,
@@ -59,6 +60,8 @@ impl Pair {
             replay: true,
             pool_pages: POOL_PAGES,
             dead_after: Some(Duration::from_secs(20)),
+            key: (security != Security::None).then(|| Key::new([7; 32])),
+            frames_per_key: 1024,
         };
         let export = ExportConfig {
             name: "data".into(),
@@ -66,12 +69,18 @@ impl Pair {
             is_read_only: false,
             is_hidden: false,
             last_owner: None,
+            security,
+            clients: vec![Client {
+                id: "client".into(),
+                key: Key::new([7; 32]),
+            }],
         };
         let target_config = TargetConfig {
             host: "hostb".into(),
             ethertype: 0x88B5,
             slots: 8,
             pool_pages: POOL_PAGES,
+            frames_per_key: 1024,
         };
         let time = Duration::from_secs(100);
         let initiator = Initiator::new(config, &[link(1)], entropy(1), time);
@@ -99,7 +108,11 @@ impl Pair {
         {
             assert!(offset_bytes + u64::from(length_bytes) <= self.pool.len() as u64);
         }
-        let sent = (to_target, frame.to_bytes(&self.pool), frame.salt);
+        let salt = match frame.seal {
+            Seal::Checksum(salt) => salt,
+            Seal::Key(_) => 0,
+        };
+        let sent = (to_target, frame.to_bytes(&self.pool), salt);
         self.kept.push_back(sent.clone());
         while self.kept.len() > KEPT {
             self.kept.pop_front();
@@ -131,7 +144,8 @@ impl Pair {
         while let Some(output) = self.target.next_output() {
             match output {
                 TargetOutput::Send(frame) => self.send(false, &frame),
-                TargetOutput::OpenPool { session, pages } => {
+                TargetOutput::Stranger { .. } => {}
+                TargetOutput::OpenPool { session, pages, .. } => {
                     self.pools.insert(session, pages);
                 }
                 TargetOutput::ClosePool { session } => {
@@ -160,6 +174,7 @@ impl Pair {
     }
 
     fn deliver(&mut self, to_target: bool, frame: &[u8]) {
+        let frame = &mut frame.to_vec();
         if to_target {
             if let Some((place, payload)) = self.target.on_frame(self.time, 0, frame) {
                 let pages = u64::from(self.pools[&place.session]);
@@ -210,8 +225,12 @@ impl Pair {
 
 /// Lets an input disturb an initiator and a target.
 pub fn wire(data: &[u8]) {
-    let mut pair = Pair::new();
     let mut input = Input(data);
+    let mut pair = Pair::new(match input.number(1) % 3 {
+        0 => Security::None,
+        1 => Security::Mac,
+        _ => Security::Encrypt,
+    });
     pair.settle();
     pair.carry();
     while !input.is_empty() {

@@ -1,6 +1,9 @@
 //! A channel with its link, the peer's address and both indexes. Makes the channel's frames, and takes those of the peer.
 
-use jericho_format::wire::{ACK_WORDS, FLAG_ACK_WANTED, FrameHeader, Mac, Refused, frame_kind};
+use jericho_format::wire::{
+    ACK_WORDS, FLAG_ACK_WANTED, FrameHeader, HEADER_BYTES, Mac, NOISE_ACCEPT_BYTES, Refused,
+    frame_kind,
+};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -8,6 +11,7 @@ use crate::Time;
 use crate::channel::{Channel, NeverSent, State};
 use crate::content::Content;
 use crate::frame::{Body, Frame};
+use crate::seal::Seals;
 
 /// Bytes of the payload of an ACK.
 const ACK_BYTES: usize = 8 * ACK_WORDS;
@@ -17,7 +21,6 @@ const ACK_BYTES: usize = 8 * ACK_WORDS;
 pub(crate) struct Sender {
     pub mac: Mac,
     pub ethertype: u16,
-    pub salt: u32,
     /// `FLAG_FROM_TARGET` or 0.
     pub flags: u8,
 }
@@ -30,6 +33,9 @@ pub(crate) struct Attachment {
     pub own_index: u32,
     pub peer_index: u32,
     pub payload_max: u16,
+    pub seals: Seals,
+    /// At a target, with keys: the Noise message of the ACCEPT, to be repeated.
+    pub answer: Option<Box<[u8; NOISE_ACCEPT_BYTES]>>,
 }
 
 impl Attachment {
@@ -38,7 +44,15 @@ impl Attachment {
         self.channel.state() == State::Up
     }
 
-    /// Takes the number and the acknowledgements of a frame whose checksum is right. `kinds` are those that the peer may send, besides ACK.
+    /// Checks a frame that arrived, and decrypts it in place. Returns its payload, or `None` if the peer has not made it.
+    pub fn open<'f>(&mut self, header: &FrameHeader, frame: &'f mut [u8]) -> Option<&'f [u8]> {
+        let is_genuine = self.seals.open(header, frame);
+        let length = usize::from(header.payload_bytes.get());
+        let payload = frame.get(HEADER_BYTES..HEADER_BYTES + length);
+        payload.filter(|_| is_genuine)
+    }
+
+    /// Takes the number and the acknowledgements of a frame that `open` has checked. `kinds` are those that the peer may send, besides ACK.
     /// Appends content that is lost. Returns whether the frame is new. Returns `None` for a frame that must be ignored.
     pub fn arrived(
         &mut self,
@@ -100,12 +114,12 @@ impl Attachment {
         self.frame(sender, header, Body::Bytes(body))
     }
 
-    fn frame(&self, sender: &Sender, mut header: FrameHeader, body: Body) -> Frame {
+    fn frame(&mut self, sender: &Sender, mut header: FrameHeader, body: Body) -> Frame {
         header.index = U32::new(self.peer_index);
         header.flags |= sender.flags;
         let from = (self.link, sender.mac);
         let mut frame = Frame::new(from, self.peer, sender.ethertype, header, body);
-        frame.salt = sender.salt;
+        frame.seal = self.seals.seal(header.number.get());
         frame
     }
 }

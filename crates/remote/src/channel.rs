@@ -132,6 +132,12 @@ impl<C> Channel<C> {
         }
     }
 
+    /// Has the channel send nothing but acknowledgements until a frame of the peer arrives: a copy of an old HANDSHAKE may have made it.
+    pub fn unconfirmed(mut self) -> Channel<C> {
+        self.state = State::Quiet;
+        self
+    }
+
     /// Returns what an administrator may want to know.
     pub fn status(&self) -> ChannelStatus {
         ChannelStatus {
@@ -146,6 +152,11 @@ impl<C> Channel<C> {
     /// Returns the state.
     pub fn state(&self) -> State {
         self.state
+    }
+
+    /// Returns whether a frame of the peer has arrived.
+    pub fn has_received(&self) -> bool {
+        self.received.has_any()
     }
 
     /// Returns whether content may be sent now.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use jericho_format::wire::{Mac, smaller_payload};
 
 use crate::Time;
+use crate::key::Security;
 
 /// Least and greatest time between two HELLOs.
 const HELLO_INTERVAL: Duration = Duration::from_secs(1);
@@ -26,6 +27,8 @@ pub(crate) struct Asking {
     /// This side's index of the new channel.
     pub index: u32,
     pub payload_max: u16,
+    /// What the offer demands.
+    pub security: Security,
     /// The index in the HELLO that was answered.
     hello: u32,
     attempts: u32,
@@ -43,8 +46,14 @@ pub(crate) enum Dial {
     Asking(Asking),
 }
 
-/// The MAC address and the cookie of an OFFER.
-pub(crate) type Offered = (Mac, [u8; 16]);
+/// What counts of an OFFER.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offered {
+    /// Its sender.
+    pub peer: Mac,
+    pub cookie: [u8; 16],
+    pub security: Security,
+}
 
 /// A frame that must be sent.
 #[derive(Clone, Copy, Debug)]
@@ -61,15 +70,16 @@ impl Dial {
         }
     }
 
-    /// Takes an OFFER from an address. `index` is for the new channel; the first HANDSHAKE is sent at `next`. Does nothing if the link is
+    /// Takes an OFFER. `index` is for the new channel; the first HANDSHAKE is sent at `next`. Does nothing if the link is
     /// not seeking.
-    pub fn offered(&mut self, next: Time, (peer, cookie): Offered, index: u32, payload_max: u16) {
+    pub fn offered(&mut self, next: Time, offered: Offered, index: u32, payload_max: u16) {
         if let Dial::Seeking { index: hello, .. } = *self {
             *self = Dial::Asking(Asking {
-                peer,
-                cookie,
+                peer: offered.peer,
+                cookie: offered.cookie,
                 index,
                 payload_max,
+                security: offered.security,
                 hello,
                 attempts: 0,
                 next,

@@ -10,6 +10,7 @@ use zerocopy::byteorder::little_endian::U32;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::frame::{Body, Entropy, Frame, Link, random_index};
+use crate::key::Security;
 
 /// Most exports that are kept: frames may be forged.
 const FOUND_MAX: usize = 10_000;
@@ -23,6 +24,8 @@ pub struct Found {
     pub export: String,
     /// Whether writes are refused.
     pub is_read_only: bool,
+    /// How its frames are protected.
+    pub security: Security,
     /// Whether its target speaks a version of the protocol that this side speaks.
     pub is_usable: bool,
     /// Addresses of its target, with the index of the link that each was seen on.
@@ -92,11 +95,13 @@ impl Discovery {
         if self.found.len() == FOUND_MAX && !self.found.contains_key(&key) {
             return;
         }
+        let security = Security::of_number(offer.security);
         let found = self.found.entry(key).or_insert(Found {
             host,
             export,
             is_read_only: offer.flags.get() & FLAG_READ_ONLY != 0,
-            is_usable: offer.version == WIRE_VERSION,
+            security: security.unwrap_or(Security::None),
+            is_usable: offer.version == WIRE_VERSION && security.is_some(),
             addresses: vec![],
         });
         let address = (link, header.source);

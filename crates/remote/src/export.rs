@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 
-use jericho_format::wire::{Handshake, Mac, NAME_BYTES, name_field};
+use jericho_format::wire::{FINGERPRINT_BYTES, Handshake, Mac, NAME_BYTES, name_field};
 
 use crate::content::RequestId;
+use crate::key::{Key, Security};
 
 /// A device that a target serves.
 #[derive(Clone, Debug)]
@@ -19,6 +20,19 @@ pub struct ExportConfig {
     pub is_hidden: bool,
     /// The owner that `TargetOutput::RecordOwner` recorded last.
     pub last_owner: Option<Owner>,
+    /// How frames are protected.
+    pub security: Security,
+    /// Who may use it, unless `security` is `None`.
+    pub clients: Vec<Client>,
+}
+
+/// A client that may use an export.
+#[derive(Clone, Debug)]
+pub struct Client {
+    /// The target's name for it, for messages.
+    pub id: String,
+    /// The key that it has.
+    pub key: Key,
 }
 
 /// The client that has an export, or had it last.
@@ -39,6 +53,8 @@ pub(crate) type Asked = (u64, RequestId);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pending {
     pub handshake: Handshake,
+    /// The client, as the owner's record has it.
+    pub client: [u8; 16],
     pub link: u16,
     pub mac: Mac,
     /// The new owner is being recorded. Before that, the operations of the old session end.
@@ -49,6 +65,8 @@ pub(crate) struct Pending {
 pub(crate) struct Export {
     pub config: ExportConfig,
     pub name: [u8; NAME_BYTES],
+    /// Fingerprints of the keys of `config.clients`.
+    fingerprints: Vec<[u8; FINGERPRINT_BYTES]>,
     pub verifier: u64,
     /// The session that has it.
     pub owner: Option<u64>,
@@ -63,6 +81,7 @@ impl Export {
     pub fn new(config: ExportConfig, verifier: u64) -> Option<Export> {
         Some(Export {
             name: name_field(&config.name)?,
+            fingerprints: config.clients.iter().map(|c| c.key.fingerprint()).collect(),
             config,
             verifier,
             owner: None,
@@ -70,6 +89,15 @@ impl Export {
             pending: None,
             flushes: Flushes::default(),
         })
+    }
+
+    /// Returns the client whose key has a fingerprint.
+    pub fn client(&self, fingerprint: &[u8; FINGERPRINT_BYTES]) -> Option<&Client> {
+        let at = self
+            .fingerprints
+            .iter()
+            .position(|one| one == fingerprint)?;
+        self.config.clients.get(at)
     }
 }
 

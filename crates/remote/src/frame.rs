@@ -1,10 +1,12 @@
 //! Frames to be sent, and random numbers.
 
-use jericho_format::wire::{FrameHeader, HEADER_BYTES};
+use jericho_format::wire::{FrameHeader, HEADER_BYTES, TAG_BYTES};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian;
 
 use jericho_format::wire::Mac;
+
+use crate::seal::Seal;
 
 /// Returns random numbers. The caller gives numbers that nobody can guess, except in tests.
 pub type Entropy = Box<dyn FnMut() -> u64 + Send>;
@@ -45,8 +47,8 @@ pub struct Frame {
     pub header: FrameHeader,
     /// Payload.
     pub body: Body,
-    /// What the checksum begins with.
-    pub salt: u32,
+    /// What protects it.
+    pub seal: Seal,
 }
 
 impl Frame {
@@ -64,15 +66,16 @@ impl Frame {
             link,
             header,
             body,
-            salt: 0,
+            seal: Seal::Checksum(0),
         }
     }
 
-    /// Returns the header with its checksum, and the payload. `pool` is the pool of the body's session.
+    /// Returns the header and the bytes that follow it on the link. `pool` is the pool of the body's session. A frame with keys needs `room`
+    /// for its tag, and for its bytes, which the key changes.
     ///
     /// # Panics
     /// Panics if the body is not in the pool.
-    pub fn sealed<'f>(&'f self, pool: &'f [u8]) -> (FrameHeader, &'f [u8]) {
+    pub fn sealed<'f>(&'f self, pool: &'f [u8], room: &'f mut Vec<u8>) -> (FrameHeader, &'f [u8]) {
         let payload = match &self.body {
             Body::Bytes(bytes) => bytes,
             Body::Pool {
@@ -82,17 +85,27 @@ impl Frame {
             } => &pool[*offset_bytes as usize..][..*length_bytes as usize],
         };
         let mut header = self.header;
-        header.seal(self.salt, payload);
-        (header, payload)
+        match &self.seal {
+            Seal::Checksum(salt) => {
+                header.seal(*salt, payload);
+                (header, payload)
+            }
+            Seal::Key(key) => {
+                room.clear();
+                room.reserve(HEADER_BYTES + payload.len() + TAG_BYTES);
+                room.extend_from_slice(header.as_bytes());
+                room.extend_from_slice(payload);
+                key.seal(header.number.get(), room);
+                (header, &room[HEADER_BYTES..])
+            }
+        }
     }
 
     /// Returns the bytes of the frame. `pool` and panics: see `sealed`.
     pub fn to_bytes(&self, pool: &[u8]) -> Vec<u8> {
-        let (header, payload) = self.sealed(pool);
-        let mut bytes = Vec::with_capacity(HEADER_BYTES + payload.len());
-        bytes.extend_from_slice(header.as_bytes());
-        bytes.extend_from_slice(payload);
-        bytes
+        let mut room = Vec::new();
+        let (header, rest) = self.sealed(pool, &mut room);
+        [header.as_bytes(), rest].concat()
     }
 }
 

@@ -21,6 +21,8 @@ use crate::content::RequestId;
 use crate::dial::Dial;
 use crate::errno::{EACCES, EBUSY, ECANCELED, EIO, ENOTUNIQ, EPROTO, EPROTONOSUPPORT, ESTALE};
 use crate::frame::{Entropy, Frame, Link, random_id, random_index};
+use crate::key::{Key, Security};
+use crate::noise::Question;
 use crate::operation::Operation;
 use crate::pages::Run;
 use crate::requests::{Event, POOL_PAGES_MIN, Requests};
@@ -42,7 +44,7 @@ pub struct InitiatorConfig {
     pub host: String,
     /// Name of the export.
     pub export: String,
-    /// Identifies the client. Sessions of one client replace each other.
+    /// Identifies the client, of those with its key. Sessions of one client replace each other.
     pub client: [u8; 16],
     /// Ethertype of the frames.
     pub ethertype: u16,
@@ -54,6 +56,10 @@ pub struct InitiatorConfig {
     pub pool_pages: u32,
     /// How long requests wait for a target that does not answer. `None`: for ever.
     pub dead_after: Option<Duration>,
+    /// The key that the target knows. `None`: use an export without keys.
+    pub key: Option<Key>,
+    /// Frames that use one key: `wire::FRAMES_PER_KEY`, except in tests.
+    pub frames_per_key: u64,
 }
 
 /// What a target says of its export.
@@ -63,6 +69,8 @@ pub struct Attached {
     pub size_bytes: u64,
     /// Whether writes are refused.
     pub is_read_only: bool,
+    /// How frames are protected.
+    pub security: Security,
 }
 
 /// Why an initiator cannot go on.
@@ -79,9 +87,19 @@ pub enum Ended {
         "another session has taken it, and unflushed changes may be lost: unmount the volume, and mount it again"
     )]
     Fenced,
-    /// The client is not on the target's list.
-    #[error("its host does not allow this client: add it there with --client")]
+    /// The client's key is not on the target's list.
+    #[error(
+        "its host does not know this key: add it there with --client, or give another one with --key"
+    )]
     NotAllowed,
+    /// The target demands a key, and the initiator has none.
+    #[error("its host demands a key: give it with --key FILE or JERICHO_KEY=FILE")]
+    NeedsKey,
+    /// The initiator has a key, and the target demands none.
+    #[error(
+        "its host serves it without keys (--no-auth): start `jericho serve` there with --client, or leave out --key and JERICHO_KEY"
+    )]
+    NoKeys,
     /// The target speaks other versions only.
     #[error(
         "its host speaks another version of the protocol: use one version of jericho on both hosts"
@@ -141,6 +159,8 @@ struct LinkState {
     link: Link,
     dial: Dial,
     channel: Option<Attachment>,
+    /// With keys: the HANDSHAKE that is repeated until its answer arrives.
+    question: Option<Question>,
     /// Instance and address of the target that answered last.
     answered: Option<([u8; 16], Mac)>,
 }
@@ -150,7 +170,6 @@ struct Session {
     id: [u8; 16],
     /// Instance of the target, as far as an OFFER has told it.
     target: [u8; 16],
-    salt: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -201,6 +220,7 @@ impl Initiator {
                 link,
                 dial,
                 channel: None,
+                question: None,
                 answered: None,
             });
         }
@@ -259,12 +279,13 @@ impl Initiator {
         self.outputs.pop_front()
     }
 
-    /// Takes a frame that arrived on a link. Returns its payload and where the caller must copy it, before the caller performs the outputs.
+    /// Takes a frame that arrived on a link, and decrypts it in place. Returns its payload and where the caller must copy it, before the
+    /// caller performs the outputs.
     pub fn on_frame<'f>(
         &mut self,
         now: Time,
         link: u16,
-        frame: &'f [u8],
+        frame: &'f mut [u8],
     ) -> Option<(ReadPlace, &'f [u8])> {
         let (header, payload) = FrameHeader::split(frame)?;
         let state = self.links.get_mut(usize::from(link))?;
@@ -284,10 +305,10 @@ impl Initiator {
             return None;
         }
         let attachment = state.channel.as_mut()?;
-        let salt = self.session?.salt;
-        if attachment.own_index != header.index.get() || !header.is_sealed(salt, payload) {
+        if attachment.own_index != header.index.get() {
             return None;
         }
+        let payload = attachment.open(&header, frame)?;
         let mut lost = Vec::new();
         let arrived = attachment.arrived(now, &header, payload, &KINDS, &mut lost)?;
         self.requests.lost(lost);
@@ -397,7 +418,7 @@ impl Initiator {
             Ended::TwoTargets(..) => ENOTUNIQ,
             Ended::InUse => EBUSY,
             Ended::Fenced => ESTALE,
-            Ended::NotAllowed => EACCES,
+            Ended::NotAllowed | Ended::NeedsKey | Ended::NoKeys => EACCES,
             Ended::Version => EPROTONOSUPPORT,
             Ended::Protocol => EPROTO,
             Ended::Detached => ECANCELED,

@@ -11,6 +11,7 @@ mod content;
 mod cookie;
 mod errno;
 mod frame;
+mod key;
 mod operation;
 mod pages;
 mod pieces;
@@ -20,8 +21,10 @@ mod ranges;
 mod attachment;
 mod channel;
 mod dial;
+mod noise;
 mod received;
 mod round_trip;
+mod seal;
 mod window;
 
 // The requests of a session, on either side, without frames.
@@ -40,9 +43,11 @@ pub type Time = std::time::Duration;
 
 pub use channel::ChannelStatus;
 pub use discovery::{Discovery, Found};
-pub use export::{ExportConfig, Owner};
+pub use export::{Client, ExportConfig, Owner};
 pub use frame::{Body, Entropy, Frame, Link};
 pub use initiator::{Attached, Ended, Initiator, InitiatorConfig, InitiatorOutput, ReadPlace};
+pub use key::{Key, NoKey, Security, hexadecimal};
 pub use operation::{Action, Operation};
 pub use pages::Run;
+pub use seal::{FrameKey, Seal};
 pub use target::{PoolPlace, Target, TargetConfig, TargetOutput, Work, WorkError};

@@ -60,6 +60,11 @@ impl Received {
         is_new
     }
 
+    /// Returns whether a number has arrived.
+    pub fn has_any(&self) -> bool {
+        self.end > 0
+    }
+
     /// Notes that a frame must be acknowledged. `is_wanted`: at once.
     pub fn owe(&mut self, now: Time, is_wanted: bool) {
         self.owed += 1;

@@ -8,8 +8,8 @@ mod send;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use jericho_format::wire::{
-    FLAG_FROM_TARGET, FrameHeader, NAME_BYTES, POOL_PAGES_MAX, Refused, RequestRecord, SLOTS_MAX,
-    frame_kind, name_field, payload_max_of, reason,
+    FINGERPRINT_BYTES, FLAG_FROM_TARGET, FrameHeader, Mac, NAME_BYTES, POOL_PAGES_MAX, Refused,
+    RequestRecord, SLOTS_MAX, frame_kind, name_field, payload_max_of, reason,
 };
 use zerocopy::FromBytes;
 
@@ -44,6 +44,8 @@ pub struct TargetConfig {
     pub slots: u16,
     /// Pages of the pool of a session, from 256 to `wire::POOL_PAGES_MAX`.
     pub pool_pages: u32,
+    /// Frames that use one key: `wire::FRAMES_PER_KEY`, except in tests.
+    pub frames_per_key: u64,
 }
 
 /// An operation that the device must do.
@@ -91,6 +93,8 @@ pub enum TargetOutput {
         session: u64,
         /// Its pages.
         pages: u32,
+        /// The target's name for the client; empty without keys.
+        client: String,
     },
     /// Free a pool. No operation uses it.
     ClosePool {
@@ -105,6 +109,13 @@ pub enum TargetOutput {
         export: usize,
         /// The owner.
         owner: Owner,
+    },
+    /// Tell the administrator that a client with a key that is not on the list was refused. At most once a second.
+    Stranger {
+        /// Its address.
+        mac: Mac,
+        /// The fingerprint of its key; zeros: it has none.
+        key: [u8; FINGERPRINT_BYTES],
     },
 }
 
@@ -151,6 +162,8 @@ pub struct Target {
     indexes: HashMap<u32, u64>,
     /// Answers to unknown indexes in this second.
     unknown: (u64, u32),
+    /// The second of the last `Stranger`.
+    stranger: u64,
     outputs: VecDeque<TargetOutput>,
 }
 
@@ -185,6 +198,7 @@ impl Target {
             sessions_begun: 0,
             indexes: HashMap::new(),
             unknown: (0, 0),
+            stranger: 0,
             outputs: VecDeque::new(),
         })
     }
@@ -199,12 +213,13 @@ impl Target {
         self.sessions.len()
     }
 
-    /// Takes a frame that arrived on a link. Returns its payload and where the caller must copy it, before the caller performs the outputs.
+    /// Takes a frame that arrived on a link, and decrypts it in place. Returns its payload and where the caller must copy it, before the
+    /// caller performs the outputs.
     pub fn on_frame<'f>(
         &mut self,
         now: Time,
         link: u16,
-        frame: &'f [u8],
+        frame: &'f mut [u8],
     ) -> Option<(PoolPlace, &'f [u8])> {
         let (header, payload) = FrameHeader::split(frame)?;
         let own = self.links.get(usize::from(link))?;
@@ -230,11 +245,9 @@ impl Target {
             return None;
         };
         let session = self.sessions.get_mut(&number)?;
-        if !header.is_sealed(session.salt, payload) {
-            return None;
-        }
         let of_frame = |channel: &&mut Attachment| channel.own_index == header.index.get();
         let attachment = session.channels.iter_mut().find(of_frame)?;
+        let payload = attachment.open(&header, frame)?;
         let mut lost = Vec::new();
         let arrived = attachment.arrived(now, &header, payload, &KINDS, &mut lost)?;
         session.slots.lost(lost);
@@ -294,7 +307,7 @@ impl Target {
         let Some(pending) = self.exports[export].pending.take_if(|p| p.is_recording) else {
             return;
         };
-        let (client, instance) = (pending.handshake.client, pending.handshake.instance);
+        let (client, instance) = (pending.client, pending.handshake.instance);
         let last_owner = &mut self.exports[export].config.last_owner;
         let continues = last_owner.is_some_and(|owner| owner.instance == instance);
         *last_owner = Some(Owner {
@@ -327,6 +340,9 @@ impl Target {
         self.outputs.push_back(TargetOutput::OpenPool {
             session: number,
             pages: self.config.pool_pages,
+            client: self.exports[export]
+                .client(&pending.handshake.key)
+                .map_or(String::new(), |client| client.id.clone()),
         });
         self.add_channel(number, &pending.handshake, (pending.link, pending.mac));
         self.transmit(now, number);

@@ -42,6 +42,15 @@ impl Frames {
             .map(|(place, length)| &place[..*length])
             .filter(|frame| !frame.is_empty())
     }
+
+    /// Returns the same frames, to be changed in place.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        let places = self.bytes.chunks_exact_mut(self.stride);
+        places
+            .zip(&self.lengths)
+            .map(|(place, length)| &mut place[..*length])
+            .filter(|frame| !frame.is_empty())
+    }
 }
 
 /// Why a socket could not be opened.

@@ -2,6 +2,9 @@
 # Needs $jericho, and works in the directory of the script. $children has the processes to kill at the end.
 
 children=""
+"$jericho" key new >key
+chmod 600 key
+export JERICHO_KEY="$PWD/key"
 ip link add t0 mtu 9000 type veth peer name i0 mtu 9000
 unshare -n sleep 600 &
 host=$!
@@ -14,7 +17,7 @@ nsenter --net="/proc/$host/ns/net" ip link set i0 up
 # Starts the target. $serve is its process.
 serve() {
     rm -f serving
-    "$jericho" serve disk --name data --host hostb --nic t0 --no-auth --state state >serving 2>>serve.log &
+    "$jericho" serve disk --name data --host hostb --nic t0 --client host:key --state state >serving 2>>serve.log &
     serve=$!
     children="$children $serve"
     until grep -q tyche serving; do sleep 0.02; done

@@ -66,11 +66,15 @@ class Host:
         wire = started([JERICHO, "wire", "a0", "b0", *faults], stdout=subprocess.PIPE)
         assert wire.stdout.readline()
         self.log = open("serve.log", "a")
+        with open("key", "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as key:
+            key.write(run(JERICHO, "key", "new"))
+        os.environ["JERICHO_KEY"] = os.path.abspath("key")
         self.server = None
 
     def serve(self):
         environment = {**os.environ, "JERICHO_VOLATILE": str(RANDOM.randrange(1 << 32))}
-        command = [JERICHO, "serve", "disk", "--name", "data", "--host", "hostb", "--nic", "t0,t1", "--no-auth", "--state", "state"]
+        keys = ["--client", "host:key", "--encrypt" if SEED % 2 else "--mac"]
+        command = [JERICHO, "serve", "disk", "--name", "data", "--host", "hostb", "--nic", "t0,t1", *keys, "--state", "state"]
         options = {"stdout": subprocess.PIPE, "stderr": self.log, "env": environment, "text": True}
         self.server = started(self.enter + command, **options)
         assert "tyche://hostb/data" in self.server.stdout.readline()

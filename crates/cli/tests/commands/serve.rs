@@ -1,5 +1,7 @@
 //! `jericho serve`: what it refuses, and how it ends. `crates/ether` tests what it serves.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 
 use super::namespaces::{JOINED, inside, without_net_raw};
@@ -37,7 +39,7 @@ fn serving_is_refused_with_what_to_do() {
     refused(
         JOINED,
         &|a| a.retain(|x| *x != "--no-auth"),
-        &["--no-auth", "keys"],
+        &["--no-auth", "--client", "jericho key new"],
     );
     refused("true", &|_| {}, &["t0", "ip link"]);
     refused(
@@ -60,6 +62,38 @@ fn serving_is_refused_with_what_to_do() {
     refused(JOINED, &|a| a[0] = "null:0", &["size of 0"]);
     let message = fail(&mut serve_inside("true", &base), 1);
     assert!(message.contains("--no-auth"), "{message}");
+    // Keys.
+    let path = |name: &str| volume.beside(name).to_str().expect("a path").to_owned();
+    let (key, open, bad) = (path("key"), path("open"), path("bad"));
+    let text = succeed(&mut jericho(["key", "new"]));
+    for (file, text, mode) in [
+        (&key, &*text, 0o600),
+        (&open, &*text, 0o644),
+        (&bad, "x", 0o600),
+    ] {
+        std::fs::write(file, text).expect("a file");
+        std::fs::set_permissions(file, Permissions::from_mode(mode)).expect("permissions");
+    }
+    let refused = |clients: &[String], status, expected: &[&str]| {
+        let mut serve = serve_inside("true", &base);
+        clients.iter().for_each(|client| {
+            serve.args(["--client", client]);
+        });
+        let message = fail(&mut serve, status);
+        for text in expected {
+            assert!(message.contains(text), "{message}");
+        }
+    };
+    let (one, other) = (format!("one:{key}"), format!("other:{key}"));
+    refused(&[one.clone(), one.clone()], 1, &["two clients", "one"]);
+    refused(&[one, other], 1, &["one", "other", "same key"]);
+    refused(&[format!("one:{open}")], 1, &["chmod 600", &open]);
+    refused(&[format!("one:{bad}")], 1, &[&bad, "jericho key new"]);
+    refused(&["one:/nowhere".into()], 1, &["/nowhere", "one"]);
+    refused(&["one".into()], 2, &["hosta:/etc"]);
+    let fingerprint = succeed(jericho(["key", "fingerprint"]).arg(&key));
+    assert_eq!(fingerprint.trim().len(), 32);
+    assert!(!text.contains(fingerprint.trim()));
     // Without the capability.
     let mut serve = serve_inside(&without_net_raw(JOINED), &base);
     let message = fail(serve.arg("--no-auth"), 1);
@@ -184,6 +218,42 @@ fn other_hosts_find_what_is_served_and_not_hidden() {
     assert_eq!(json[0]["addresses"][0]["nic"], "i0");
     let missing = fail(&mut jericho(["discover", "--nic", "nowhere0"]), 1);
     assert!(missing.contains("nowhere0"), "{missing}");
+}
+
+/// Each refusal names what to do, and the target's log names the client.
+#[test]
+fn a_client_without_the_right_key_is_refused() {
+    let volume = Volume::formatted();
+    let directory = volume.beside("keys");
+    std::fs::create_dir(&directory).expect("a directory");
+    let script = format!(
+        "{JOINED}; cd \"$1\"; umask 077; jericho=$0; \"$0\" key new >key; \"$0\" key new >other; \
+         serve() {{ \"$jericho\" serve null:1M --nic t0 --host hostb \"$@\" >out 2>>log & until grep -q tyche out; do sleep 0.02; done; }}; \
+         try() {{ if \"$jericho\" nbd tyche://hostb/data --nic i0 --socket socket \"$@\"; then exit 9; fi; }}; \
+         exec 2>&1; serve --name data --client hosta:key --encrypt; try; try --key other; \
+         JERICHO_KEY=key \"$0\" nbd tyche://hostb/data --nic i0 --socket socket & nbd=$!; \
+         until [ -S socket ]; do sleep 0.02; done; \"$0\" discover --nic i0 --json; kill $nbd; wait $nbd; kill %1; wait %1; \
+         serve --name data --no-auth; try --key key; try --key nowhere; kill $!; wait; \"$0\" key fingerprint other; grep refused log; grep begins log"
+    );
+    let mut command = Command::new("unshare");
+    command.args(["-Urn", "bash", "-c", &script]);
+    command.arg(jericho(["x"]).get_program()).arg(&directory);
+    let printed = succeed(&mut command);
+    let lines: Vec<&str> = printed.lines().collect();
+    let expected = [
+        "demands a key",
+        "does not know this key",
+        "\"security\":\"encrypt\"",
+        "without keys (--no-auth)",
+        "nowhere",
+    ];
+    let mut rest = lines.iter();
+    for text in expected {
+        assert!(rest.any(|line| line.contains(text)), "{text}: {printed}");
+    }
+    let fingerprint = rest.next().expect("a fingerprint");
+    assert!(rest.any(|line| line.contains(fingerprint)), "{printed}");
+    assert!(rest.any(|line| line.contains("hosta")), "{printed}");
 }
 
 #[test]

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use aws_lc_rs::constant_time::verify_slices_are_equal;
 use jericho_format::wire::{
     Accept, FLAG_CONTINUES, FLAG_READ_ONLY, FLAG_RESUMES, FLAG_TAKE_OVER, FrameHeader, Handshake,
-    Hello, Mac, NAME_BYTES, Offer, PAYLOAD_BYTES_MAX, PAYLOADS, Refused, SLOTS_MAX, WIRE_MAGIC,
-    WIRE_VERSION, frame_kind, payload_max_of, reason,
+    Hello, Mac, NAME_BYTES, Offer, PAYLOAD_BYTES_MAX, PAYLOADS, Refused, SLOTS_MAX, TAG_BYTES,
+    WIRE_MAGIC, WIRE_VERSION, frame_kind, payload_max_of, reason,
 };
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -14,9 +15,12 @@ use super::{Attached, Ended, Initiator, InitiatorOutput, Leaving, REDIAL_AFTER, 
 use crate::Time;
 use crate::attachment::Attachment;
 use crate::channel::{Channel, State};
-use crate::dial::{Asking, Dial, Sends};
+use crate::dial::{Asking, Dial, Offered, Sends};
 use crate::frame::{Body, Frame, random_index};
+use crate::key::Security;
+use crate::noise::Question;
 use crate::requests::POOL_PAGES_MIN;
+use crate::seal::Seals;
 
 /// How long an initiator waits for further offers before its first session, to notice two targets.
 const OFFERS_TIME: Duration = Duration::from_millis(20);
@@ -27,26 +31,22 @@ const CLOSE_INTERVAL: Duration = Duration::from_millis(20);
 impl Initiator {
     /// Takes OFFER, ACCEPT or REFUSED.
     pub(super) fn on_answer(&mut self, now: Time, link: u16, header: &FrameHeader, payload: &[u8]) {
-        let Some((magic, _)) = payload.split_first_chunk::<8>() else {
-            return;
-        };
-        if *magic != WIRE_MAGIC {
-            return;
-        }
         match header.kind {
             frame_kind::OFFER => {
-                if let Ok((offer, _)) = Offer::read_from_prefix(payload) {
+                if let Ok((offer, _)) = Offer::read_from_prefix(payload)
+                    && offer.magic == WIRE_MAGIC
+                {
                     self.on_offer(now, link, header, &offer);
                 }
             }
             frame_kind::ACCEPT => {
-                if let Ok((accept, _)) = Accept::read_from_prefix(payload) {
-                    self.on_accept(now, link, header, &accept);
-                }
+                self.on_accept(now, link, header, payload);
             }
             _ => {
-                if let Ok((refused, _)) = Refused::read_from_prefix(payload) {
-                    self.on_refused(now, link, &refused);
+                if let Ok((refused, tag)) = Refused::read_from_prefix(payload)
+                    && refused.magic == WIRE_MAGIC
+                {
+                    self.on_refused(now, link, &refused, tag);
                 }
             }
         }
@@ -84,38 +84,53 @@ impl Initiator {
             // The target of the session is alive, so this is another one.
             return;
         }
-        if offer.version != WIRE_VERSION {
-            return self.end(now, Ended::Version);
+        let security = Security::of_number(offer.security);
+        let trouble = match (security, &self.config.key) {
+            _ if offer.version != WIRE_VERSION => Some(Ended::Version),
+            (None, _) => Some(Ended::Version),
+            (Some(Security::None), Some(_)) => Some(Ended::NoKeys),
+            (Some(Security::Mac | Security::Encrypt), None) => Some(Ended::NeedsKey),
+            _ => None,
+        };
+        if let Some(why) = trouble {
+            // Everybody can make an OFFER. It must not end a session with keys.
+            if is_first || self.config.key.is_none() {
+                self.end(now, why);
+            }
+            return;
         }
         let payload_max = payload_max_of(state.link.mtu).unwrap_or(PAYLOAD_BYTES_MAX as u16);
         let next = match is_first {
             true => now + OFFERS_TIME,
             false => now,
         };
-        let offered = (header.source, offer.cookie);
+        let offered = Offered {
+            peer: header.source,
+            cookie: offer.cookie,
+            security: security.unwrap_or(Security::None),
+        };
         let index = random_index(&mut self.entropy);
         state.dial.offered(next, offered, index, payload_max);
     }
 
-    pub(super) fn on_accept(
-        &mut self,
-        now: Time,
-        link: u16,
-        header: &FrameHeader,
-        accept: &Accept,
-    ) {
+    pub(super) fn on_accept(&mut self, now: Time, link: u16, header: &FrameHeader, payload: &[u8]) {
         let at = usize::from(link);
         let Dial::Asking(asking) = self.links[at].dial else {
             return;
         };
-        let payload_max = accept.payload_max.get();
-        if header.index.get() != asking.index
-            || accept.instance != self.instance
-            || payload_max > asking.payload_max
-        {
+        if header.index.get() != asking.index {
             return;
         }
-        let is_possible = accept.version == WIRE_VERSION
+        let Some((accept, seals)) = self.read_accept(at, &asking, payload) else {
+            return;
+        };
+        // With keys, a repetition cannot change the record, so the length says what the target answered last.
+        let payload_max = header.payload_bytes.get().min(accept.payload_max.get());
+        if accept.instance != self.instance || payload_max > asking.payload_max {
+            return;
+        }
+        let is_possible = accept.magic == WIRE_MAGIC
+            && accept.version == WIRE_VERSION
             && PAYLOADS.contains(&payload_max)
             && (1..=SLOTS_MAX).contains(&accept.slots.get())
             && accept.pool_pages.get() >= POOL_PAGES_MIN;
@@ -125,7 +140,7 @@ impl Initiator {
         if self
             .session
             .is_none_or(|session| session.id != accept.session)
-            && !self.begin_session(now, at, accept)
+            && !self.begin_session(now, at, &accept)
         {
             return;
         }
@@ -140,16 +155,44 @@ impl Initiator {
             own_index: asking.index,
             peer_index: accept.index.get(),
             payload_max,
+            seals,
+            answer: None,
         };
         if let Some(old) = state.channel.replace(attachment) {
             self.take_content(old);
+        }
+        if self.config.key.is_some() {
+            // The target sends nothing on the channel before it has got a frame.
+            self.send_ping(now, at);
         }
         self.answers(now);
         self.take_events();
         self.outputs.push_back(InitiatorOutput::Attached(Attached {
             size_bytes: accept.size_bytes.get(),
             is_read_only: accept.flags.get() & FLAG_READ_ONLY != 0,
+            security: asking.security,
         }));
+    }
+
+    /// Returns the record of an ACCEPT, and what protects the frames of its channel. Returns `None` if it does not answer the HANDSHAKE of
+    /// the link.
+    fn read_accept(
+        &mut self,
+        link: usize,
+        asking: &Asking,
+        payload: &[u8],
+    ) -> Option<(Accept, Seals)> {
+        if self.config.key.is_none() {
+            let (accept, _) = Accept::read_from_prefix(payload).ok()?;
+            return Some((accept, Seals::Checksum(accept.salt.get())));
+        }
+        let question = self.links[link].question.as_mut()?;
+        let is_current = question.handshake.index.get() == asking.index;
+        let (accept, secrets) = question.answered(payload).filter(|_| is_current)?;
+        self.links[link].question = None;
+        let of_frames = (&*secrets.to_target, &*secrets.to_initiator);
+        let seals = Seals::keys(of_frames, asking.security, self.config.frames_per_key);
+        Some((accept, seals))
     }
 
     /// Leaves the old session and begins a new one: rules 11 and 14. Returns `false` if others may have changed the export.
@@ -167,7 +210,6 @@ impl Initiator {
         self.session = Some(Session {
             id: accept.session,
             target,
-            salt: accept.salt.get(),
         });
         let begins = self.requests.begin_session(
             accept.slots.get(),
@@ -181,15 +223,28 @@ impl Initiator {
         begins
     }
 
-    pub(super) fn on_refused(&mut self, now: Time, link: u16, refused: &Refused) {
+    /// Takes REFUSED, and the tag that it has with keys.
+    pub(super) fn on_refused(&mut self, now: Time, link: u16, refused: &Refused, tag: &[u8]) {
         let state = &mut self.links[usize::from(link)];
         let refused_index = refused.index.get();
+        let key = self.config.key.as_ref();
         if refused.reason.get() == reason::UNKNOWN_INDEX {
-            let is_ours = |old: &mut Attachment| old.peer_index == refused_index;
-            if let Some(old) = state.channel.take_if(is_ours) {
-                if let Leaving::No = self.leaving {
+            let is_ours = |old: &&mut Attachment| old.peer_index == refused_index;
+            let Some(old) = state.channel.as_mut().filter(is_ours) else {
+                return;
+            };
+            let stays = matches!(self.leaving, Leaving::No);
+            if key.is_some() && stays {
+                // Everybody can say this. So a channel that works is kept, and one that does not is kept until another one takes its place.
+                if !old.is_up() {
                     state.dial.seek(now, || random_index(&mut self.entropy));
                 }
+                return;
+            }
+            if stays {
+                state.dial.seek(now, || random_index(&mut self.entropy));
+            }
+            if let Some(old) = state.channel.take() {
                 self.take_content(old);
             }
             return;
@@ -198,6 +253,20 @@ impl Initiator {
             return;
         }
         let had_session = self.session.is_some();
+        let question = state.question.as_ref();
+        let is_genuine = match (key, question) {
+            (None, _) => true,
+            (Some(key), Some(question)) => {
+                let expected = key.refusal_tag(&question.handshake.noise, refused.as_bytes());
+                verify_slices_are_equal(&expected, tag.get(..TAG_BYTES).unwrap_or(&[])).is_ok()
+            }
+            (Some(_), None) => false,
+        };
+        // A target that does not know the key cannot prove what it says.
+        let is_unprovable = matches!(refused.reason.get(), reason::NOT_ALLOWED | reason::VERSION);
+        if !is_genuine && (had_session || !is_unprovable) {
+            return;
+        }
         match refused.reason.get() {
             reason::WAITING => state.dial.waits(now),
             reason::FENCED => self.end(now, Ended::Fenced),
@@ -259,9 +328,24 @@ impl Initiator {
     }
 
     pub(super) fn send_handshake(&mut self, link: usize, asking: &Asking) {
+        let question = self.links[link].question.as_ref();
+        let repeated = question.map(|question| question.handshake);
+        let repeated = repeated.filter(|handshake| handshake.index.get() == asking.index);
+        let Some(mut handshake) = repeated.or_else(|| self.new_handshake(link, asking)) else {
+            return;
+        };
+        handshake.payload_max = U16::new(asking.payload_max);
+        let mut body = handshake.as_bytes().to_vec();
+        body.resize(asking.payload_max.into(), 0);
+        self.send_outside(link, asking.peer, frame_kind::HANDSHAKE, body);
+    }
+
+    /// Returns the HANDSHAKE of an attempt. With keys, keeps it for its repetitions. Returns `None` if the library of the keys fails.
+    fn new_handshake(&mut self, link: usize, asking: &Asking) -> Option<Handshake> {
         let mut handshake = Handshake::new_zeroed();
         handshake.magic = WIRE_MAGIC;
         handshake.version = WIRE_VERSION;
+        handshake.security = asking.security.number();
         let had_session = self.session.is_some();
         let take_over = u16::from(self.config.take_over && !had_session) * FLAG_TAKE_OVER;
         let resumes = u16::from(had_session) * FLAG_RESUMES;
@@ -271,12 +355,15 @@ impl Initiator {
         (handshake.client, handshake.instance) = (self.config.client, self.instance);
         handshake.export = self.export;
         handshake.credit = U16::new(self.links[link].link.credit);
-        handshake.payload_max = U16::new(asking.payload_max);
         let old = self.links[link].channel.as_ref();
         handshake.replaces = U32::new(old.map_or(0, |old| old.own_index));
-        let mut body = handshake.as_bytes().to_vec();
-        body.resize(asking.payload_max.into(), 0);
-        self.send_outside(link, asking.peer, frame_kind::HANDSHAKE, body);
+        let Some(key) = &self.config.key else {
+            return Some(handshake);
+        };
+        let question = Question::new(key, handshake, &mut self.entropy)?;
+        let handshake = question.handshake;
+        self.links[link].question = Some(question);
+        Some(handshake)
     }
 
     pub(super) fn send_outside(&mut self, link: usize, to: Mac, kind: u8, body: Vec<u8>) {

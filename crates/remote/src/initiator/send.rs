@@ -29,13 +29,12 @@ impl Initiator {
     /// Sends a frame that the link's channel makes, if it has one.
     fn send(&mut self, link: usize, make: impl FnOnce(&mut Attachment, &Sender) -> Frame) {
         let state = &mut self.links[link];
-        let (Some(channel), Some(session)) = (&mut state.channel, self.session) else {
+        let Some(channel) = &mut state.channel else {
             return;
         };
         let sender = Sender {
             mac: state.link.mac,
             ethertype: self.config.ethertype,
-            salt: session.salt,
             flags: 0,
         };
         let frame = make(channel, &sender);

@@ -16,6 +16,9 @@ use crate::attachment::Attachment;
 use crate::channel::Channel;
 use crate::export::{Export, Owner, Pending};
 use crate::frame::{Body, Frame, random_index};
+use crate::key::Security;
+use crate::noise;
+use crate::seal::Seals;
 
 /// How long a channel that does not answer sends PING.
 const QUIET_AFTER: Duration = Duration::from_secs(10);
@@ -70,6 +73,7 @@ impl Target {
             let mut offer = Offer::new_zeroed();
             offer.magic = WIRE_MAGIC;
             offer.version = if speaks { WIRE_VERSION } else { 0 };
+            offer.security = known.config.security.number();
             offer.flags = U16::new(u16::from(known.config.is_read_only) * FLAG_READ_ONLY);
             let generation = (export, known.generation);
             offer.cookie = self.cookies.give(now, (link, header.source), generation);
@@ -101,23 +105,29 @@ impl Target {
         if !self.cookies.accept(&handshake.cookie, now, who, generation) {
             return;
         }
+        if handshake.version != WIRE_VERSION {
+            return self.refuse(who, handshake, reason::VERSION);
+        }
+        let Some(client) = self.client_of(at, handshake) else {
+            self.notice_stranger(now, who.1, handshake);
+            return self.refuse(who, handshake, reason::NOT_ALLOWED);
+        };
+        let export = &self.exports[at];
         let resumes = handshake.flags.get() & FLAG_RESUMES != 0;
-        let is_last = |owner: Owner| owner.instance == handshake.instance;
+        let is_last = |owner: Owner| owner.instance == handshake.instance && owner.client == client;
         if resumes && !export.config.last_owner.is_some_and(is_last) {
             // It must not take the export back from the session that came after it.
             return self.refuse(who, handshake, reason::FENCED);
         }
         let payload_max = handshake.payload_max.get();
         let is_possible = PAYLOADS.contains(&payload_max) && handshake.index.get() != 0;
-        if handshake.version != WIRE_VERSION {
-            return self.refuse(who, handshake, reason::VERSION);
-        } else if !is_possible {
+        if !is_possible {
             return self.refuse(who, handshake, reason::PROTOCOL);
         }
         let takes_over = handshake.flags.get() & FLAG_TAKE_OVER != 0;
         if let Some(pending) = &export.pending {
             // It asks again, and then replaces the session that begins now.
-            let replaces = pending.handshake.client == handshake.client || takes_over;
+            let replaces = pending.client == client || takes_over;
             let reason = match replaces {
                 true => reason::WAITING,
                 false => reason::IN_USE,
@@ -127,30 +137,54 @@ impl Target {
         let owner = export.owner;
         let session = owner.and_then(|number| Some((number, self.sessions.get(&number)?)));
         match session {
-            Some((number, session)) if session.instance == handshake.instance => {
+            Some((number, session))
+                if session.instance == handshake.instance && session.client == client =>
+            {
                 match self.add_channel(number, handshake, who) {
                     true => self.transmit(now, number),
                     false => self.refuse(who, handshake, reason::WAITING),
                 }
             }
             Some((number, session)) => {
-                if session.client != handshake.client && !takes_over {
+                if session.client != client && !takes_over {
                     return self.refuse(who, handshake, reason::IN_USE);
                 }
-                self.set_pending(at, who, handshake);
+                self.set_pending(at, who, handshake, client);
                 self.refuse(who, handshake, reason::WAITING);
                 self.fence(now, number, reason::FENCED);
             }
             None => {
                 // Before a restart of the target another client had the export, and may come back with what it has not flushed.
-                let is_others =
-                    |owner: Owner| owner.is_attached && owner.client != handshake.client;
+                let is_others = |owner: Owner| owner.is_attached && owner.client != client;
                 if export.config.last_owner.is_some_and(is_others) && !takes_over {
                     return self.refuse(who, handshake, reason::IN_USE);
                 }
-                self.set_pending(at, who, handshake);
+                self.set_pending(at, who, handshake, client);
                 self.record_if_free(at);
             }
+        }
+    }
+
+    /// Returns the client that has made a HANDSHAKE, or `None` if it may not use the export. With keys, clients with different keys differ,
+    /// whatever they call themselves.
+    fn client_of(&mut self, export: usize, handshake: &Handshake) -> Option<[u8; 16]> {
+        let export = &self.exports[export];
+        let security = export.config.security;
+        if handshake.security != security.number() {
+            return None;
+        }
+        if security == Security::None {
+            return Some(handshake.client);
+        }
+        let key = &export.client(&handshake.key)?.key;
+        let is_genuine = noise::is_genuine(key, handshake, &mut self.entropy);
+        is_genuine.then(|| key.client(&handshake.client))
+    }
+
+    fn notice_stranger(&mut self, now: Time, mac: Mac, handshake: &Handshake) {
+        if std::mem::replace(&mut self.stranger, now.as_secs()) != now.as_secs() {
+            let key = handshake.key;
+            self.outputs.push_back(TargetOutput::Stranger { mac, key });
         }
     }
 
@@ -159,11 +193,13 @@ impl Target {
         export: usize,
         (link, mac): (u16, Mac),
         handshake: &Handshake,
+        client: [u8; 16],
     ) {
         let export = &mut self.exports[export];
         export.generation += 1;
         export.pending = Some(Pending {
             handshake: *handshake,
+            client,
             link,
             mac,
             is_recording: false,
@@ -189,7 +225,8 @@ impl Target {
         };
         let channel = session.channels.iter_mut().find(is_same)?;
         let payload_max = handshake.payload_max.get();
-        if PAYLOADS.contains(&payload_max) {
+        // The initiator uses the channel with the larger one if a frame has arrived. Then somebody repeats an old HANDSHAKE.
+        if PAYLOADS.contains(&payload_max) && !channel.channel.has_received() {
             channel.payload_max = channel.payload_max.min(payload_max);
         }
         Some((number, channel.own_index))
@@ -207,7 +244,7 @@ impl Target {
         {
             pending.is_recording = true;
             let owner = Owner {
-                client: pending.handshake.client,
+                client: pending.client,
                 instance: pending.handshake.instance,
                 is_attached: true,
             };
@@ -217,7 +254,7 @@ impl Target {
         }
     }
 
-    /// Adds a channel to a session, and sends ACCEPT. Returns `false` if the session has too many.
+    /// Adds a channel to a session, and sends ACCEPT. Returns `false` if the session has too many, or its keys cannot be made.
     pub(super) fn add_channel(
         &mut self,
         number: u64,
@@ -230,9 +267,31 @@ impl Target {
                 break index;
             }
         };
+        let own = self.links[usize::from(link)];
+        let link_max = payload_max_of(own.mtu).unwrap_or(u16::MAX);
+        let payload_max = handshake.payload_max.get().min(link_max);
+        let accept = self.accept_record(number, own_index, (own.credit, payload_max));
+        let Some(accept) = accept else {
+            return false;
+        };
         let Some(session) = self.sessions.get_mut(&number) else {
             return false;
         };
+        let export = &self.exports[session.export];
+        let (mut seals, mut answer) = (Seals::Checksum(session.salt), None);
+        if export.config.security != Security::None {
+            let client = export.client(&handshake.key);
+            let answered = client.and_then(|client| {
+                noise::answer(&client.key, handshake, &accept, &mut self.entropy)
+            });
+            let Some((message, secrets)) = answered else {
+                return false;
+            };
+            let of_frames = (&*secrets.to_initiator, &*secrets.to_target);
+            let per_key = self.config.frames_per_key;
+            seals = Seals::keys(of_frames, export.config.security, per_key);
+            answer = Some(Box::new(message));
+        }
         let is_replaced = |channel: &Attachment| channel.peer_index == handshake.replaces.get();
         let is_silent = |channel: &Attachment| !channel.is_up();
         let mut ends = session.channels.iter().position(is_replaced);
@@ -249,15 +308,19 @@ impl Target {
             old.channel.give_up_all(&mut lost);
             session.slots.lost(lost);
         }
-        let own = self.links[usize::from(link)];
-        let link_max = payload_max_of(own.mtu).unwrap_or(u16::MAX);
+        let mut channel = Channel::new(handshake.credit.get(), own.credit, Some(QUIET_AFTER));
+        if answer.is_some() {
+            channel = channel.unconfirmed();
+        }
         session.channels.push(Attachment {
-            channel: Channel::new(handshake.credit.get(), own.credit, Some(QUIET_AFTER)),
+            channel,
             link,
             peer,
             own_index,
             peer_index: handshake.index.get(),
-            payload_max: handshake.payload_max.get().min(link_max),
+            payload_max,
+            seals,
+            answer,
         });
         self.indexes.insert(own_index, number);
         self.accept(number, own_index);
@@ -271,6 +334,32 @@ impl Target {
         let Some(channel) = session.channels.iter().find(of_index) else {
             return;
         };
+        let mut body = match &channel.answer {
+            Some(message) => message.to_vec(),
+            None => {
+                let limits = (
+                    self.links[usize::from(channel.link)].credit,
+                    channel.payload_max,
+                );
+                match self.accept_record(number, own_index, limits) {
+                    Some(accept) => accept.as_bytes().to_vec(),
+                    None => return,
+                }
+            }
+        };
+        body.resize(channel.payload_max.into(), 0);
+        let (to, index) = ((channel.link, channel.peer), channel.peer_index);
+        self.send_outside(to, index, frame_kind::ACCEPT, body);
+    }
+
+    /// Returns the record of the ACCEPT for a channel with an index, a credit and a largest payload.
+    fn accept_record(
+        &self,
+        number: u64,
+        own_index: u32,
+        (credit, payload_max): (u16, u16),
+    ) -> Option<Accept> {
+        let session = self.sessions.get(&number)?;
         let export = &self.exports[session.export];
         let mut accept = Accept::new_zeroed();
         accept.magic = WIRE_MAGIC;
@@ -286,17 +375,21 @@ impl Target {
         accept.salt = U32::new(session.salt);
         accept.pool_pages = U32::new(self.config.pool_pages);
         accept.slots = U16::new(self.config.slots);
-        accept.credit = U16::new(self.links[usize::from(channel.link)].credit);
-        accept.payload_max = U16::new(channel.payload_max);
-        let mut body = accept.as_bytes().to_vec();
-        body.resize(channel.payload_max.into(), 0);
-        let (to, index) = ((channel.link, channel.peer), channel.peer_index);
-        self.send_outside(to, index, frame_kind::ACCEPT, body);
+        accept.credit = U16::new(credit);
+        accept.payload_max = U16::new(payload_max);
+        Some(accept)
     }
 
     pub(super) fn refuse(&mut self, who: (u16, Mac), handshake: &Handshake, reason: u16) {
         let index = handshake.index.get();
-        let body = Refused::new(reason, index).as_bytes().to_vec();
+        let refused = Refused::new(reason, index);
+        let mut body = refused.as_bytes().to_vec();
+        let mut exports = self.exports.iter();
+        let export = exports.find(|export| export.name == handshake.export);
+        if let Some(client) = export.and_then(|export| export.client(&handshake.key)) {
+            let tag = client.key.refusal_tag(&handshake.noise, refused.as_bytes());
+            body.extend_from_slice(&tag);
+        }
         self.send_outside(who, index, frame_kind::REFUSED, body);
     }
 

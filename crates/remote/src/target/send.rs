@@ -110,7 +110,6 @@ impl Target {
         let sender = Sender {
             mac: self.links[usize::from(attachment.link)].mac,
             ethertype: self.config.ethertype,
-            salt: session.salt,
             flags: FLAG_FROM_TARGET,
         };
         let frame = make(attachment, &sender);

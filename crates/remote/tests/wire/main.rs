@@ -1,6 +1,7 @@
 //! The protocol on a simulated wire, with a device that loses what is not flushed, and an oracle for each block.
 
 mod disk;
+mod keys;
 mod oracle;
 mod promises;
 mod random;

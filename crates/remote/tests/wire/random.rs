@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use jericho_remote::Action;
+use jericho_remote::{Action, Security};
 use jericho_sim::{Random, WireFaults};
 
 use crate::world::{Settings, World};
@@ -55,6 +55,9 @@ fn random_settings(random: &mut Random) -> Settings {
         pool_pages: [256, 300, 1024][random.below(3) as usize],
         credit: [4, 64, 500][random.below(3) as usize],
         blocks: 48,
+        security: [Security::None, Security::Mac, Security::Encrypt][random.below(3) as usize],
+        // Few enough that some sequences change keys.
+        frames_per_key: 1024,
         ..Settings::default()
     }
 }

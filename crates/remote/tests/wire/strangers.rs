@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use jericho_format::wire::{
-    FrameHeader, HEADER_BYTES, Handshake, Mac, Offer, frame_kind, mac_text, parse_mac,
+    FRAMES_PER_KEY, FrameHeader, HEADER_BYTES, Handshake, Mac, Offer, frame_kind, mac_text,
+    parse_mac,
 };
 use jericho_remote::{
     Discovery, Ended, Entropy, ExportConfig, Frame, Initiator, InitiatorConfig, InitiatorOutput,
-    Link, Target, TargetConfig, TargetOutput,
+    Link, Security, Target, TargetConfig, TargetOutput,
 };
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -32,6 +33,7 @@ fn target(last: u8, is_hidden: bool) -> Target {
         ethertype: 0x88B5,
         slots: 4,
         pool_pages: 256,
+        frames_per_key: FRAMES_PER_KEY,
     };
     let export = ExportConfig {
         name: "data".into(),
@@ -39,6 +41,8 @@ fn target(last: u8, is_hidden: bool) -> Target {
         is_read_only: false,
         is_hidden,
         last_owner: None,
+        security: Security::None,
+        clients: Vec::new(),
     };
     let target = Target::new(config, &[link(last)], vec![export], entropy(last.into()));
     target.expect("a target")
@@ -58,6 +62,8 @@ fn initiator_of(host: &str, export: &str) -> Initiator {
         replay: true,
         pool_pages: 256,
         dead_after: None,
+        key: None,
+        frames_per_key: FRAMES_PER_KEY,
     };
     Initiator::new(config, &[link(1)], entropy(9), NOW).expect("an initiator")
 }
@@ -85,7 +91,7 @@ fn sent_by_target(target: &mut Target) -> Vec<Frame> {
 /// Returns what a target answers to frames.
 fn answers(target: &mut Target, frames: &[Frame]) -> Vec<Frame> {
     for frame in frames {
-        target.on_frame(NOW, 0, &frame.to_bytes(&[]));
+        target.on_frame(NOW, 0, &mut frame.to_bytes(&[]));
     }
     sent_by_target(target)
 }
@@ -124,8 +130,8 @@ fn a_target_keeps_no_state_for_a_handshake_without_its_cookie() {
         (header.destination, header.source) = (link(2).mac, source);
         header.ethertype = 0x88B5.into();
         header.seal(0, payload);
-        let frame = [header.as_bytes(), payload].concat();
-        target.on_frame(NOW, 0, &frame);
+        let mut frame = [header.as_bytes(), payload].concat();
+        target.on_frame(NOW, 0, &mut frame);
         target.poll(NOW);
         std::iter::from_fn(|| target.next_output()).count()
     };
@@ -144,7 +150,7 @@ fn two_targets_with_one_name_are_refused_with_both_addresses() {
     let hellos = sent_by_initiator(&mut initiator);
     for last in [2, 3] {
         for offer in answers(&mut target(last, false), &hellos) {
-            initiator.on_frame(NOW, 0, &offer.to_bytes(&[]));
+            initiator.on_frame(NOW, 0, &mut offer.to_bytes(&[]));
         }
     }
     let ended = std::iter::from_fn(|| initiator.next_output()).find_map(|output| match output {
@@ -161,7 +167,7 @@ fn a_host_may_be_named_by_an_address_of_it() {
         let hellos = sent_by_initiator(&mut initiator);
         for last in [2, 3] {
             for offer in answers(&mut target(last, false), &hellos) {
-                initiator.on_frame(NOW, 0, &offer.to_bytes(&[]));
+                initiator.on_frame(NOW, 0, &mut offer.to_bytes(&[]));
             }
         }
         initiator.poll(NOW + Duration::from_millis(100));

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use jericho_format::wire::{FrameHeader, HEADER_BYTES};
+use jericho_format::wire::{FRAMES_PER_KEY, FrameHeader};
 use jericho_remote::{
-    Action, Body, Ended, Entropy, ExportConfig, Frame, Initiator, InitiatorConfig, InitiatorOutput,
-    Link, Operation, Owner, Target, TargetConfig, TargetOutput, Work, WorkError,
+    Action, Body, Client, Ended, Entropy, ExportConfig, Frame, Initiator, InitiatorConfig,
+    InitiatorOutput, Key, Link, Operation, Owner, Security, Target, TargetConfig, TargetOutput,
+    Work, WorkError,
 };
 use jericho_sim::{Arrival, Random, Wire, WireFaults};
 
@@ -29,6 +30,8 @@ pub struct Settings {
     pub dead_after: Option<Duration>,
     /// Longest time of an operation of the device.
     pub operation: Duration,
+    pub security: Security,
+    pub frames_per_key: u64,
 }
 
 impl Default for Settings {
@@ -47,7 +50,21 @@ impl Default for Settings {
             replay: true,
             dead_after: None,
             operation: Duration::from_micros(200),
+            security: Security::None,
+            frames_per_key: FRAMES_PER_KEY,
         }
+    }
+}
+
+/// Returns the key of a client.
+pub fn key(client: u8) -> Key {
+    Key::new([client; 32])
+}
+
+fn client(number: u8) -> Client {
+    Client {
+        id: format!("client {number}"),
+        key: key(number),
     }
 }
 
@@ -97,6 +114,14 @@ pub struct World {
     /// So many records of an owner fail.
     pub fails_records: u32,
     pub hosts: Vec<Host>,
+    /// Whom the target allows to use the export.
+    pub clients: Vec<Client>,
+    /// The key of the next host, if it is another one than its client's.
+    pub next_key: Option<Option<Key>>,
+    /// All frames that were sent, if it is there.
+    pub sent: Option<Vec<Arrival>>,
+    /// How often the target has told of a client that is not allowed.
+    pub strangers: u32,
     pub oracle: Oracle,
     tags: u64,
     seed: u64,
@@ -125,6 +150,10 @@ impl World {
             last_owner: None,
             fails_records: 0,
             hosts: Vec::new(),
+            clients: (0..8).map(client).collect(),
+            next_key: None,
+            sent: None,
+            strangers: 0,
             oracle: Oracle::new(settings.blocks),
             tags: 0,
             seed,
@@ -161,6 +190,7 @@ impl World {
             ethertype: 0x88B5,
             slots: self.settings.slots,
             pool_pages: self.settings.pool_pages,
+            frames_per_key: self.settings.frames_per_key,
         };
         let export = ExportConfig {
             name: "data".into(),
@@ -168,6 +198,8 @@ impl World {
             is_read_only: false,
             is_hidden: false,
             last_owner: self.last_owner,
+            security: self.settings.security,
+            clients: self.clients.clone(),
         };
         let (links, entropy) = (self.links(TARGET), self.entropy());
         self.target = Target::new(config, &links, vec![export], entropy);
@@ -204,6 +236,12 @@ impl World {
             replay: self.settings.replay,
             pool_pages: self.settings.pool_pages,
             dead_after: self.settings.dead_after,
+            key: match self.settings.security {
+                _ if self.next_key.is_some() => self.next_key.take().flatten(),
+                Security::None => None,
+                _ => Some(key(client)),
+            },
+            frames_per_key: self.settings.frames_per_key,
         };
         let (links, entropy) = (self.links(place), self.entropy());
         let initiator = Initiator::new(config, &links, entropy, self.time);
@@ -369,8 +407,8 @@ impl World {
             let Some(target) = &mut self.target else {
                 return;
             };
-            if let Some((place, payload)) = target.on_frame(self.time, *link, frame) {
-                assert_eq!(*payload, frame[HEADER_BYTES..]);
+            let mut frame = frame.clone();
+            if let Some((place, payload)) = target.on_frame(self.time, *link, &mut frame) {
                 // A pool that the target opens with this frame does not exist yet, and no frame has a place in it.
                 let pool = self.pools.get_mut(&place.session).expect("a pool");
                 let at = place.at_bytes as usize;
@@ -385,7 +423,8 @@ impl World {
             return;
         }
         let state = &mut self.hosts[host];
-        if let Some((place, payload)) = state.initiator.on_frame(self.time, *link, frame) {
+        let mut frame = frame.clone();
+        if let Some((place, payload)) = state.initiator.on_frame(self.time, *link, &mut frame) {
             let asked = state.asked.get_mut(&place.tag).expect("a request");
             let at = place.at_bytes as usize;
             asked.memory[at..at + payload.len()].copy_from_slice(payload);
@@ -461,7 +500,8 @@ impl World {
                     let to = u16::from(frame.header.destination[4]);
                     self.send(&frame, to, bytes);
                 }
-                TargetOutput::OpenPool { session, pages } => {
+                TargetOutput::Stranger { .. } => self.strangers += 1,
+                TargetOutput::OpenPool { session, pages, .. } => {
                     self.pools.insert(session, vec![0; pages as usize * BLOCK]);
                 }
                 TargetOutput::ClosePool { session } => {
@@ -534,6 +574,10 @@ impl World {
                 frame: bytes,
             });
             return;
+        }
+        if let Some(sent) = &mut self.sent {
+            let (link, frame) = (frame.link, bytes.clone());
+            sent.push(Arrival { link, to, frame });
         }
         self.frames += 1;
         if self.lose != Some(self.frames) {

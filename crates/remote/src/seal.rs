@@ -1,0 +1,236 @@
+//! What protects the frames of a channel: a checksum with a salt, or tags with keys. Section *Keys* of `docs/formats/wire.md`.
+
+use std::fmt;
+use std::sync::Arc;
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use jericho_format::wire::{ETHERNET_BYTES, FrameHeader, HEADER_BYTES, KEY_BYTES, TAG_BYTES};
+use zeroize::Zeroizing;
+
+use crate::key::{Security, derive};
+
+/// Protects a frame to be sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Seal {
+    /// A checksum that begins with a salt.
+    Checksum(u32),
+    /// A tag.
+    Key(FrameKey),
+}
+
+/// The key of the frames of one direction of a channel, for a part of their numbers.
+#[derive(Clone)]
+pub struct FrameKey(Arc<Inner>);
+
+struct Inner {
+    aead: LessSafeKey,
+    is_encrypting: bool,
+}
+
+impl FrameKey {
+    fn new(secret: &[u8; KEY_BYTES], security: Security) -> FrameKey {
+        let key = Zeroizing::new(derive(secret, b"jericho frames", &[]));
+        let key = UnboundKey::new(&AES_256_GCM, &*key).expect("the length is right");
+        FrameKey(Arc::new(Inner {
+            aead: LessSafeKey::new(key),
+            is_encrypting: security == Security::Encrypt,
+        }))
+    }
+
+    /// Protects a frame in place: a header, then a payload. Appends the tag.
+    pub(crate) fn seal(&self, number: u64, frame: &mut Vec<u8>) {
+        let Inner {
+            aead,
+            is_encrypting,
+        } = &*self.0;
+        let (clear, secret) = match is_encrypting {
+            true => frame.split_at_mut(HEADER_BYTES),
+            false => (&mut frame[..], &mut [][..]),
+        };
+        let clear = Aad::from(&clear[ETHERNET_BYTES..]);
+        let tag = aead
+            .seal_in_place_separate_tag(nonce(number), clear, secret)
+            .expect("a frame is not too long");
+        frame.extend_from_slice(tag.as_ref());
+    }
+
+    /// Checks a frame with a payload of some bytes, and decrypts it in place. Returns whether its tag is right.
+    fn open(&self, number: u64, payload_bytes: usize, frame: &mut [u8]) -> bool {
+        let Inner {
+            aead,
+            is_encrypting,
+        } = &*self.0;
+        let end = HEADER_BYTES + payload_bytes;
+        let Some(frame) = frame.get_mut(..end + TAG_BYTES) else {
+            return false;
+        };
+        match is_encrypting {
+            true => {
+                let (clear, secret) = frame.split_at_mut(HEADER_BYTES);
+                let clear = Aad::from(&clear[ETHERNET_BYTES..]);
+                aead.open_in_place(nonce(number), clear, secret).is_ok()
+            }
+            false => {
+                let (clear, tag) = frame.split_at(end);
+                let clear = Aad::from(&clear[ETHERNET_BYTES..]);
+                aead.open_separate_gather(nonce(number), clear, &[], tag, &mut [])
+                    .is_ok()
+            }
+        }
+    }
+}
+
+/// Returns the nonce of a frame. Each number is used once with a key.
+fn nonce(number: u64) -> Nonce {
+    let mut nonce = [0; NONCE_LEN];
+    nonce[NONCE_LEN - 8..].copy_from_slice(&number.to_le_bytes());
+    Nonce::assume_unique_for_key(nonce)
+}
+
+impl PartialEq for FrameKey {
+    fn eq(&self, other: &FrameKey) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for FrameKey {}
+
+impl fmt::Debug for FrameKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FrameKey")
+    }
+}
+
+/// The keys of one direction. Frame numbers `phase * frames_per_key` and above have the key of the phase.
+struct Keys {
+    phase: u64,
+    secret: Zeroizing<[u8; KEY_BYTES]>,
+    key: FrameKey,
+    security: Security,
+    frames_per_key: u64,
+}
+
+impl Keys {
+    fn new(secret: &[u8; KEY_BYTES], security: Security, frames_per_key: u64) -> Keys {
+        Keys {
+            phase: 0,
+            secret: Zeroizing::new(*secret),
+            key: FrameKey::new(secret, security),
+            security,
+            frames_per_key,
+        }
+    }
+
+    fn phase_of(&self, number: u64) -> u64 {
+        number / self.frames_per_key
+    }
+
+    /// Returns the keys of the next phase.
+    fn next(&self) -> Keys {
+        let secret = Zeroizing::new(derive(&*self.secret, b"jericho next key", &[]));
+        Keys {
+            phase: self.phase + 1,
+            key: FrameKey::new(&secret, self.security),
+            secret,
+            ..*self
+        }
+    }
+}
+
+/// What protects the frames of a channel, both those that are sent and those that arrive.
+pub(crate) enum Seals {
+    Checksum(u32),
+    Keys {
+        send: Box<Direction>,
+        receive: Box<Direction>,
+    },
+}
+
+/// The keys of a direction, and the former ones: frames may arrive late.
+pub(crate) struct Direction {
+    keys: Keys,
+    former: Option<FrameKey>,
+}
+
+impl Direction {
+    fn new(secret: &[u8; KEY_BYTES], security: Security, frames_per_key: u64) -> Direction {
+        Direction {
+            keys: Keys::new(secret, security, frames_per_key),
+            former: None,
+        }
+    }
+
+    fn advance(&mut self, next: Keys) {
+        let keys = std::mem::replace(&mut self.keys, next);
+        self.former = Some(keys.key);
+    }
+}
+
+impl Seals {
+    /// Returns the keys that follow from the secrets of the frames that are sent and received.
+    pub fn keys(
+        (send, receive): (&[u8; KEY_BYTES], &[u8; KEY_BYTES]),
+        security: Security,
+        frames_per_key: u64,
+    ) -> Seals {
+        let direction = |secret| Box::new(Direction::new(secret, security, frames_per_key));
+        Seals::Keys {
+            send: direction(send),
+            receive: direction(receive),
+        }
+    }
+
+    /// Returns what protects the frame with a number that is sent now. Numbers grow.
+    pub fn seal(&mut self, number: u64) -> Seal {
+        match self {
+            Seals::Checksum(salt) => Seal::Checksum(*salt),
+            Seals::Keys { send, .. } => {
+                while send.keys.phase < send.keys.phase_of(number) {
+                    let next = send.keys.next();
+                    send.advance(next);
+                }
+                Seal::Key(send.keys.key.clone())
+            }
+        }
+    }
+
+    /// Checks a frame that arrived, and decrypts it in place. Returns whether a holder of the keys has made it, or, without keys, whether
+    /// its checksum is right.
+    pub fn open(&mut self, header: &FrameHeader, frame: &mut [u8]) -> bool {
+        let length = usize::from(header.payload_bytes.get());
+        let receive = match self {
+            Seals::Checksum(salt) => {
+                let payload = frame.get(HEADER_BYTES..HEADER_BYTES + length);
+                return payload.is_some_and(|payload| header.is_sealed(*salt, payload));
+            }
+            Seals::Keys { receive, .. } => receive,
+        };
+        let number = header.number.get();
+        let phase = receive.keys.phase_of(number);
+        if phase == receive.keys.phase {
+            receive.keys.key.open(number, length, frame)
+        } else if phase + 1 == receive.keys.phase {
+            let former = receive.former.as_ref();
+            former.is_some_and(|key| key.open(number, length, frame))
+        } else if phase == receive.keys.phase + 1 {
+            // Only a genuine frame ends the use of the key.
+            let next = receive.keys.next();
+            let is_genuine = next.key.open(number, length, frame);
+            if is_genuine {
+                receive.advance(next);
+            }
+            is_genuine
+        } else {
+            false
+        }
+    }
+}
+
+impl fmt::Debug for Seals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Seals::Checksum(_) => "checksums",
+            Seals::Keys { .. } => "keys",
+        })
+    }
+}
