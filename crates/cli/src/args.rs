@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use jericho_badlink::{Chance, Cut};
 use jericho_daemon::{Counters, Declared, MountCounters, ThreadPolicy};
 use jericho_ether::ETHERTYPE;
@@ -695,6 +695,20 @@ pub struct FingerprintArgs {
     pub file: PathBuf,
 }
 
+/// Which channels to another host carry a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum SchedulerName {
+    /// Those of network interfaces on the node of the program's thread; of these, the one that has carried the fewest bytes
+    #[default]
+    Affinity,
+    /// All, in turn
+    RoundRobin,
+    /// By affinity, or all in turn while the load of the nodes differs by more than 60 %
+    Dynamic,
+    /// By affinity, or all in turn while requests wait on one node and the interfaces of another are idle
+    Backlog,
+}
+
 /// How to use a device of another host.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "For a device of another host")]
@@ -711,6 +725,12 @@ pub struct RemoteArgs {
     /// Do not resend unflushed changes that the other host may have lost; flushes then fail
     #[arg(long)]
     pub no_replay: bool,
+    /// Which channels carry a request
+    #[arg(long, value_enum, default_value_t)]
+    pub scheduler: SchedulerName,
+    /// Channels on each network interface
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
+    pub channels: u16,
     /// File with the key that the other host knows [default: $JERICHO_KEY, or none]
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
@@ -727,6 +747,8 @@ impl Default for RemoteArgs {
             ethertype: ETHERTYPE,
             take_over: false,
             no_replay: false,
+            scheduler: SchedulerName::default(),
+            channels: 1,
             key: None,
             dead_after: DEAD_AFTER_S,
         }
@@ -776,6 +798,9 @@ pub struct ServeArgs {
     /// Answer only searches that name the device
     #[arg(long)]
     pub hidden: bool,
+    /// NUMA nodes: auto, virtual:N, or the path of a topology file
+    #[arg(long, value_name = "SPEC", default_value = "auto")]
+    pub topology: String,
     /// Ethertype of the frames
     #[arg(long, value_name = "NUMBER", default_value = "0x88b5", value_parser = ethertype)]
     pub ethertype: u16,

@@ -4,31 +4,34 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::Parser;
-use jericho_ether::{EtherRemotes, Remote, RemoteOptions, interfaces};
+use clap::{Parser, ValueEnum};
+use jericho_ether::{EtherRemotes, Remote, RemoteOptions, Scheduler, interfaces};
 use jericho_storage::{is_remote, set_remotes};
 
-use crate::args::{Cli, Command, RemoteArgs};
+use crate::args::{Cli, Command, RemoteArgs, SchedulerName};
 use crate::failure::{Context, Failure};
 
+/// The NUMA nodes as the kernel has them.
+const AUTO: &str = "auto";
 /// How long a command looks for the host.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Prepares the process for devices of other hosts, as the command's options say.
 pub fn prepare(command: &Command) {
-    set(match command {
-        Command::Format(args) => &args.remote,
-        Command::Grow(args) => &args.remote,
-        Command::Add(args) => &args.remote,
-        Command::Check(args) => &args.remote,
-        Command::Mount(args) => &args.options.remote,
-        Command::Run(args) => &args.options.remote,
-        Command::Nbd(args) => &args.remote,
-        Command::Attach(args) => &args.remote,
+    let (remote, topology) = match command {
+        Command::Format(args) => (&args.remote, &*args.topology),
+        Command::Mount(args) => (&args.options.remote, &*args.options.topology),
+        Command::Run(args) => (&args.options.remote, &*args.options.topology),
+        Command::Grow(args) => (&args.remote, AUTO),
+        Command::Add(args) => (&args.remote, AUTO),
+        Command::Check(args) => (&args.remote, AUTO),
+        Command::Nbd(args) => (&args.remote, AUTO),
+        Command::Attach(args) => (&args.remote, AUTO),
         // Finds the options among those of the daemon.
         Command::Umount(_) => return,
-        _ => return set(&RemoteArgs::default()),
-    });
+        _ => return set(&RemoteArgs::default(), AUTO),
+    };
+    set(remote, topology);
 }
 
 /// Prepares the process for the devices of a daemon's volume, with the daemon's options except for `--dead-after`.
@@ -38,16 +41,17 @@ pub fn prepare_as(daemon: &[OsString]) {
         Ok(Command::Mount(args)) => args.options.remote,
         _ => RemoteArgs::default(),
     };
-    set(&RemoteArgs {
+    let args = RemoteArgs {
         // Another client may have the device since.
         take_over: false,
         // The daemon may wait for ever, and a command does not.
         dead_after: RemoteArgs::default().dead_after,
         ..args
-    });
+    };
+    set(&args, AUTO);
 }
 
-fn set(args: &RemoteArgs) {
+fn set(args: &RemoteArgs, topology: &str) {
     let dead_after = Some(args.dead_after).filter(|seconds| *seconds > 0);
     set_remotes(Box::new(EtherRemotes::new(RemoteOptions {
         interfaces: nics(&args.nic),
@@ -57,6 +61,9 @@ fn set(args: &RemoteArgs) {
         patience: PATIENCE,
         dead_after: dead_after.map(Duration::from_secs),
         key: key(args),
+        scheduler: scheduler(args.scheduler),
+        channels: args.channels,
+        topology: topology.to_owned(),
     })));
 }
 
@@ -76,7 +83,10 @@ pub fn options(args: &RemoteArgs) -> Vec<String> {
     let mut options = vec![
         format!("--ethertype={}", args.ethertype),
         format!("--dead-after={}", args.dead_after),
+        format!("--channels={}", args.channels),
     ];
+    let scheduler = args.scheduler.to_possible_value();
+    options.extend(scheduler.map(|name| format!("--scheduler={}", name.get_name())));
     options.extend(
         args.nic
             .iter()
@@ -90,6 +100,15 @@ pub fn options(args: &RemoteArgs) -> Vec<String> {
     options.extend(args.take_over.then(|| "--take-over".to_owned()));
     options.extend(args.no_replay.then(|| "--no-replay".to_owned()));
     options
+}
+
+fn scheduler(name: SchedulerName) -> Scheduler {
+    match name {
+        SchedulerName::Affinity => Scheduler::Affinity,
+        SchedulerName::RoundRobin => Scheduler::RoundRobin,
+        SchedulerName::Dynamic => Scheduler::Dynamic,
+        SchedulerName::Backlog => Scheduler::Backlog,
+    }
 }
 
 /// Returns the file of the key: that of the option or of the environment.

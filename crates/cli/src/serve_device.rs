@@ -7,6 +7,7 @@ use std::sync::Arc;
 use jericho_ether::{Client, Remote, Security, ServeConfig, Server, null_device, read_key};
 use jericho_storage::{BLOCK_BYTES, Claim, Device};
 use jericho_sys::process;
+use jericho_topology::Topology;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -19,6 +20,7 @@ const NULL: &str = "null:";
 
 pub fn run(args: &ServeArgs) -> Outcome {
     let (security, clients) = (security(args)?, clients(args)?);
+    let topology = Topology::from_spec(&args.topology).map_err(|e| Failure::new(e.to_string()))?;
     logging::start();
     // Before the device is served: a signal from then on ends the server in order.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot listen for signals")?;
@@ -35,6 +37,7 @@ pub fn run(args: &ServeArgs) -> Outcome {
         is_hidden: args.hidden,
         security,
         clients,
+        topology: Arc::new(topology),
         // Nothing is lost with a device that keeps nothing.
         state: match null_size(args) {
             Some(_) => None,

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use jericho_daemon::{ScrubStat, SliceStat, Stat};
+use jericho_storage::NetworkStat;
 
 use crate::args::StatArgs;
 use crate::failure::{Context, Outcome, print, print_json};
@@ -44,6 +45,9 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
             "{:<9} {device}",
             if index == 0 { "devices" } else { "" }
         )?;
+    }
+    for line in stat.network.iter().flat_map(network_lines) {
+        writeln!(out, "{line}")?;
     }
     if let Some(scrub) = &stat.scrub {
         writeln!(out, "scrub     {}", scrub_text(scrub, now_s()))?;
@@ -95,6 +99,48 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
         writeln!(out, "\n{line}")?;
     }
     Ok(out)
+}
+
+/// Returns lines about the network of a device of another host.
+fn network_lines(network: &NetworkStat) -> Vec<String> {
+    let mut lines = Vec::new();
+    for channel in &network.channels {
+        let is_up = match channel.is_up {
+            true => "up",
+            false => "does not answer",
+        };
+        let node = channel.node.map(|node| format!(" (node {node})"));
+        let sent_bytes = channel.local_bytes + channel.remote_bytes;
+        let share = (channel.local_bytes * 100).checked_div(sent_bytes);
+        let local = share.map(|percent| format!(", {percent} % for its own node"));
+        lines.push(format!(
+            "network   {}{}: {is_up}, round trip {} us, window {} frames, {} sent, {} lost, {}{}",
+            channel.nic,
+            node.unwrap_or_default(),
+            channel.round_trip_us,
+            channel.window_frames,
+            channel.sent_frames,
+            channel.lost_frames,
+            size::human(sent_bytes),
+            // On a host without nodes all is local.
+            local.filter(|_| channel.node.is_some()).unwrap_or_default(),
+        ));
+    }
+    if network.schedule_changes > 0 {
+        let how = match network.is_spread {
+            true => "all interfaces carry requests of all nodes",
+            false => "each interface carries requests of its own node",
+        };
+        let changes = network.schedule_changes;
+        lines.push(format!("          {how} now, after {changes} changes"));
+    }
+    for lock in &network.locks {
+        lines.push(format!(
+            "          lock of the {}: acquired {} times, held for {} ns, {} waits of {} us in all",
+            lock.name, lock.acquisitions, lock.hold_mean_ns, lock.waits, lock.wait_us
+        ));
+    }
+    lines
 }
 
 fn now_s() -> u64 {
@@ -238,6 +284,7 @@ mod tests {
             slices: vec![slice(0, 3, 1), slice(1, 0, 0)],
             nodes: Vec::new(),
             devices: vec!["file".into()],
+            network: vec![],
             locality: Locality::default(),
             threads: "adaptive".into(),
             counters: Default::default(),

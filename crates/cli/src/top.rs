@@ -375,6 +375,7 @@ mod tests {
             slices: vec![slice(0), slice(1)],
             nodes: vec![node(0), node(1)],
             devices: vec!["file".into()],
+            network: vec![],
             locality,
             threads: "adaptive".into(),
             counters: Default::default(),

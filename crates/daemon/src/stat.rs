@@ -6,6 +6,7 @@ use jericho_cache::Counters;
 use jericho_format::PAGE_BYTES;
 use jericho_fs::types::{Ino, SliceId};
 use jericho_fs::{Result, ScrubStatus};
+use jericho_storage::NetworkStat;
 use serde::{Deserialize, Serialize};
 
 use crate::counters::MountCounters;
@@ -50,6 +51,9 @@ pub struct Stat {
     /// The reads of all data in the background. `None` on a volume without checksums, or one that is mounted for reading.
     #[serde(default)]
     pub scrub: Option<ScrubStat>,
+    /// The networks of devices of other hosts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub network: Vec<NetworkStat>,
 }
 
 /// The reads of all data in the background in `Stat`.
@@ -201,6 +205,9 @@ impl Mounted {
             counters: self.fast.counts().values(),
             clients: self.client_counters(),
             scrub: self.fs().scrub_status().map(ScrubStat::from),
+            network: (self.volume.devices.devices().iter())
+                .filter_map(|device| device.network())
+                .collect(),
         }
     }
 

@@ -2,11 +2,13 @@
 //! The file of the key is $JERICHO_KEY, if it is set.
 //! Usage: throughput INTERFACE tyche://HOST/NAME read|write BYTES THREADS SECONDS
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use jericho_ether::{AttachConfig, RemoteDevice, read_key};
+use jericho_ether::{AttachConfig, RemoteDevice, Scheduler, read_key};
 use jericho_storage::Device;
+use jericho_topology::Topology;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -26,6 +28,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         patience: Duration::from_secs(10),
         dead_after: None,
         read_only: false,
+        scheduler: Scheduler::Affinity,
+        channels: 1,
+        topology: Arc::new(Topology::detect()?),
         key: match std::env::var_os("JERICHO_KEY") {
             Some(file) => Some(read_key(file.as_ref())?),
             None => None,

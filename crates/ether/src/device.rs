@@ -11,32 +11,27 @@ use std::time::Duration;
 
 use jericho_format::wire::{FRAMES_PER_KEY, TRANSFER_BYTES_MAX};
 use jericho_remote::{
-    Action, Attached, Ended, Initiator, InitiatorConfig, Key, Operation, Security,
+    Action, Attached, Ended, Initiator, InitiatorConfig, Key, Operation, Scheduler, Security,
 };
 use jericho_storage::{
     Asynchronous, BLOCK_BYTES, Cause, Completion, Device, Direction, DiscardEffect, Finish,
-    IoError, Transfer, is_in_range,
+    IoError, NetworkStat, Transfer, is_in_range,
 };
-use jericho_sys::poller::Poller;
+use jericho_sys::errno;
 use jericho_sys::sockets::listener_at;
 use jericho_sys::timer::Timer;
-use jericho_sys::{errno, service};
+use jericho_topology::Topology;
 use siphasher::sip::SipHasher24;
 use siphasher::sip128::SipHasher24 as SipHasher128;
 
 use crate::inside::{Core, Data, End, Inside};
 use crate::links::{LinkError, Links, entropy};
+use crate::receiving::Receiving;
 use crate::reserve::reserve;
 use crate::url::Remote;
 
 /// Pages of the pool: 64 MiB of writes that are not flushed.
 const POOL_PAGES: u32 = 16_384;
-/// Keys of the poller, besides the numbers of sockets.
-const TIMER: u64 = u64::MAX;
-const STOP: u64 = u64::MAX - 1;
-const CLAIM: u64 = u64::MAX - 2;
-/// Connections to the reserved name that are accepted before frames have their turn.
-const CONNECTIONS_AT_ONCE: usize = 16;
 /// Largest number of bytes of a READ or WRITE.
 const TRANSFER_BYTES: u64 = TRANSFER_BYTES_MAX as u64;
 /// Largest number of bytes of a WRITE_ZEROES or DISCARD.
@@ -65,6 +60,12 @@ pub struct AttachConfig {
     pub read_only: bool,
     /// The key that the target knows. `None`: use a device that is served without keys.
     pub key: Option<Key>,
+    /// How requests are distributed over channels.
+    pub scheduler: Scheduler,
+    /// Channels on each interface, at least 1.
+    pub channels: u16,
+    /// The machine's NUMA nodes.
+    pub topology: Arc<Topology>,
 }
 
 /// Why a remote device could not be attached.
@@ -114,9 +115,9 @@ pub struct RemoteDevice {
     inside: Arc<Inside>,
     /// Errno of the first flush or durable write that failed; 0: none has.
     durability_errno: AtomicI32,
-    /// Ends the receiver when it is closed.
+    /// Ends the receivers when it is closed.
     stop: Option<UnixStream>,
-    receiver: Option<JoinHandle<()>>,
+    receivers: Vec<JoinHandle<()>>,
 }
 
 impl RemoteDevice {
@@ -131,8 +132,9 @@ impl RemoteDevice {
             }
         };
         let claim = claim(config)?;
-        let links = Links::open(&config.interfaces, config.ethertype)?;
-        let home_node = links.node();
+        let (topology, channels) = (&config.topology, config.channels.max(1));
+        let links = Links::open(&config.interfaces, config.ethertype, topology, channels)?;
+        let home_node = links.nodes().iter().flatten().next().copied();
         let protocol = InitiatorConfig {
             host: config.remote.host.clone(),
             export: config.remote.name.clone(),
@@ -143,6 +145,7 @@ impl RemoteDevice {
             pool_pages: POOL_PAGES,
             dead_after: config.dead_after,
             key: config.key.clone(),
+            scheduler: config.scheduler,
             frames_per_key: FRAMES_PER_KEY,
         };
         let random = entropy().map_err(failed("get random numbers"))?;
@@ -151,25 +154,20 @@ impl RemoteDevice {
         let initiator = initiator
             .ok_or_else(invalid)
             .map_err(failed("use the name"))?;
-        let poller = Poller::new().map_err(failed("watch sockets"))?;
-        for (key, socket) in (0..).zip(links.sockets()) {
-            poller.add(socket, key).map_err(failed("watch sockets"))?;
-        }
         let timer = Timer::new().map_err(failed("make a timer"))?;
-        poller.add(&timer, TIMER).map_err(failed("watch a timer"))?;
         let (stop, stopped) = UnixStream::pair().map_err(failed("make a socket"))?;
-        poller
-            .add(&stopped, STOP)
-            .map_err(failed("watch a socket"))?;
-        poller
-            .add(&claim, CLAIM)
-            .map_err(failed("watch a socket"))?;
+        let receiving = Receiving::new(&links, &timer, claim, &stopped);
+        let receiving = receiving.map_err(failed("watch sockets"))?;
         let name: Arc<str> = config.remote.to_string().into();
-        let inside = Inside::new(Arc::clone(&name), initiator, links, POOL_PAGES, timer);
-        let receiving = Arc::clone(&inside);
-        let receiver = service::spawn("remote", move || {
-            receive(&receiving, &poller, &stopped, &claim);
-        });
+        let topology = Arc::clone(topology);
+        let inside = Inside::new(
+            Arc::clone(&name),
+            initiator,
+            links,
+            POOL_PAGES,
+            timer,
+            Arc::clone(&topology),
+        );
         let mut device = RemoteDevice {
             name,
             home_node,
@@ -181,8 +179,14 @@ impl RemoteDevice {
             inside,
             durability_errno: AtomicI32::new(0),
             stop: Some(stop),
-            receiver: Some(receiver.map_err(failed("start a thread"))?),
+            receivers: Vec::new(),
         };
+        for one in receiving {
+            let thread = one.start(Arc::clone(&device.inside), Arc::clone(&topology));
+            device
+                .receivers
+                .push(thread.map_err(failed("start a thread"))?);
+        }
         device.attached = device.await_session(config)?;
         device.attached.is_read_only |= config.read_only;
         Ok(Arc::new(device))
@@ -199,7 +203,7 @@ impl RemoteDevice {
     }
 
     fn await_session(&self, config: &AttachConfig) -> Result<Attached, AttachError> {
-        self.inside.serve();
+        self.inside.poll();
         let remote = || config.remote.clone();
         let ready = |core: &Core| match (core.ended, core.attached) {
             (Some(why), _) => Some(Err(why)),
@@ -330,7 +334,7 @@ impl Drop for RemoteDevice {
         self.inside.detach();
         self.inside.wait_for(DETACH_TIME, |core| core.ended);
         drop(self.stop.take());
-        if let Some(receiver) = self.receiver.take() {
+        for receiver in self.receivers.drain(..) {
             // A panic in a thread has ended the process.
             let _ = receiver.join();
         }
@@ -432,12 +436,13 @@ impl Device for RemoteDevice {
 
     fn describe(&self) -> String {
         format!(
-            "{} (remote, {} bytes, {}): {}",
-            self.name,
-            self.attached.size_bytes,
-            self.attached.security,
-            self.inside.channels()
+            "{} (remote, {} bytes, {})",
+            self.name, self.attached.size_bytes, self.attached.security,
         )
+    }
+
+    fn network(&self) -> Option<NetworkStat> {
+        Some(self.inside.network())
     }
 }
 
@@ -505,36 +510,6 @@ impl Parts {
 /// Ignores poisoning: no user of the lock can leave the parts bad.
 fn lock(parts: &Mutex<Parts>) -> MutexGuard<'_, Parts> {
     parts.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Takes frames and does what is due, until `stopped` is closed at its other end. Holds `claim` until then.
-fn receive(inside: &Inside, poller: &Poller, _stopped: &UnixStream, claim: &UnixListener) {
-    let mut ready = Vec::new();
-    let mut has_more = false;
-    loop {
-        ready.clear();
-        let timeout = has_more.then_some(Duration::ZERO);
-        if let Err(error) = poller.wait(&mut ready, timeout) {
-            tracing::error!(%error, "cannot wait for frames");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        if ready.contains(&STOP) {
-            return;
-        }
-        if ready.contains(&TIMER) {
-            inside.timer().clear();
-        }
-        if ready.contains(&CLAIM) {
-            // The other end has learnt which process this is. It may be any program: frames must not wait for its next connections.
-            let accepted = (0..CONNECTIONS_AT_ONCE).map(|_| claim.accept());
-            let failed = accepted.filter_map(Result::err).next();
-            if failed.is_some_and(|error| error.kind() != io::ErrorKind::WouldBlock) {
-                // Without a free descriptor, accept(2) fails and the socket stays readable: this loop would spin.
-                let _ = poller.remove(claim);
-            }
-        }
-        has_more = inside.serve();
-    }
 }
 
 /// Holds the name of a remote device against other processes of this network namespace: a second session of this client would end the first one.

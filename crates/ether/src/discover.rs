@@ -7,6 +7,7 @@ use jericho_remote::{Discovery, Found};
 use jericho_sys::poller::Poller;
 
 use crate::links::{LinkError, Links, entropy};
+use crate::placement::topology;
 
 /// How often it asks: a frame may be lost.
 const QUESTIONS: u32 = 3;
@@ -33,16 +34,18 @@ pub fn discover(
     ethertype: u16,
     time: Duration,
 ) -> Result<Vec<Found>, DiscoverError> {
-    let mut links = Links::open(interfaces, ethertype)?;
     let failed = |source| DiscoverError::Io {
         interfaces: interfaces.join(", "),
         source,
     };
+    let topology = topology().map_err(failed)?;
+    let mut links = Links::open(interfaces, ethertype, &topology, 1)?;
+    let mut receiver = links.receiver((0..interfaces.len() as u16).collect());
     let random = entropy().map_err(failed)?;
     let mut discovery = Discovery::new(&links.links(), ethertype, random);
     let poller = Poller::new().map_err(failed)?;
-    for (key, socket) in (0..).zip(links.sockets()) {
-        poller.add(socket, key).map_err(failed)?;
+    for (nic, socket) in receiver.sockets() {
+        poller.add(socket, nic.into()).map_err(failed)?;
     }
     let start = Instant::now();
     for question in 1..=QUESTIONS {
@@ -57,7 +60,8 @@ pub fn discover(
                 break;
             }
             poller.wait(&mut Vec::new(), Some(left)).map_err(failed)?;
-            links.receive(|link, frame| discovery.on_frame(link, frame));
+            receiver.receive();
+            receiver.take(|nic, frame| discovery.on_frame(nic, frame));
         }
     }
     Ok(discovery.found())

@@ -1,20 +1,24 @@
 //! What the threads of an initiator share.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use jericho_format::PAGE_BYTES;
-use jericho_remote::{Action, Attached, Ended, Initiator, InitiatorOutput, Operation};
-use jericho_storage::{Segment, gather, scatter};
-use jericho_sys::service;
+use jericho_remote::{
+    Action, Attached, ChannelStatus, Ended, Initiator, InitiatorOutput, Operation,
+};
+use jericho_storage::{AlignedBuffer, ChannelStat, NetworkStat, Segment, gather, scatter};
 use jericho_sys::timer::Timer;
+use jericho_topology::Topology;
 
 use crate::alarm;
-use crate::links::Links;
+use crate::links::{Links, Receiver};
+use crate::lock::{TimedGuard, TimedLock};
+use crate::placement;
 
 /// How long after the last answer the target is asked whether it answers, before something depends on it.
 const ASK_AFTER: Duration = Duration::from_secs(1);
@@ -48,7 +52,7 @@ pub(crate) type End = Box<dyn FnOnce(Result<(), i32>) + Send>;
 pub(crate) struct Core {
     initiator: Initiator,
     links: Links,
-    pool: Vec<u8>,
+    pool: AlignedBuffer,
     requests: HashMap<u64, Request>,
     tags: u64,
     /// When the receiver's timer ends.
@@ -75,7 +79,12 @@ enum Wake {
 
 /// The core, and what wakes the receiver.
 pub(crate) struct Inside {
-    core: Mutex<Core>,
+    core: TimedLock<Core>,
+    /// Name of the device.
+    name: Arc<str>,
+    topology: Arc<Topology>,
+    /// Requests belong to the nodes of the threads that ask.
+    has_nodes: bool,
     /// No channel answers. Set with the core locked.
     is_silent: AtomicBool,
     /// When the last request ended, in milliseconds since `start`.
@@ -100,12 +109,18 @@ impl Inside {
         links: Links,
         pool_pages: u32,
         timer: Timer,
+        topology: Arc<Topology>,
     ) -> Arc<Inside> {
+        let own = initiator.own_pages();
+        let pool = placement::pool(&topology, pool_pages, &own);
         Arc::new(Inside {
-            core: Mutex::new(Core {
+            name: Arc::clone(&name),
+            topology,
+            has_nodes: own.len() > 1,
+            core: TimedLock::new(Core {
                 initiator,
                 links,
-                pool: vec![0; pool_pages as usize * PAGE_BYTES as usize],
+                pool,
                 requests: HashMap::new(),
                 tags: 0,
                 timer_at: None,
@@ -127,9 +142,14 @@ impl Inside {
     }
 
     /// Returns the core. Ends the process if a thread has panicked with it: nothing is known about its requests then.
-    pub fn lock(&self) -> MutexGuard<'_, Core> {
-        let panicked = |_| service::run(|| panic!("another thread panicked in the protocol"));
-        self.core.lock().unwrap_or_else(panicked)
+    pub fn lock(&self) -> TimedGuard<'_, Core> {
+        self.core.lock()
+    }
+
+    /// Returns the node of the calling thread, if that matters.
+    fn node(&self) -> Option<u32> {
+        let current = || placement::current_node(&self.topology);
+        self.has_nodes.then(current).flatten()
     }
 
     /// Returns whether the target does not answer. Asks it if it had nothing to answer for a while: idle channels send nothing, so nothing else would
@@ -166,7 +186,7 @@ impl Inside {
             bytes: Bytes::Own(vec![0; PAGE_BYTES as usize]),
             caller: Caller::Callback(Box::new(end)),
         };
-        core.begin(read, request);
+        core.begin(read, request, None);
         let now = core.links.now();
         core.initiator.poll(now);
         core.perform(&mut None);
@@ -181,6 +201,7 @@ impl Inside {
 
     /// Begins an operation, and sends its frames from this thread. Returns its tag.
     pub fn submit(&self, operation: Operation, data: Data<'_>) -> u64 {
+        let node = self.node();
         let mut core = self.lock();
         let own = match data {
             Data::Read(length) => vec![0; length],
@@ -192,6 +213,7 @@ impl Inside {
                 bytes: Bytes::Own(own),
                 caller: Caller::Thread(std::thread::current(), None),
             },
+            node,
         );
         let now = core.links.now();
         let mut bytes = match data {
@@ -212,13 +234,14 @@ impl Inside {
 
     /// Begins operations on the memory of a transfer, each from an offset in it, and sends their frames from this thread.
     pub fn begin(&self, memory: Arc<[Segment]>, parts: Vec<(Operation, usize, End)>) {
+        let node = self.node();
         let mut core = self.lock();
         for (operation, at, end) in parts {
             let request = Request {
                 bytes: Bytes::Shared(Arc::clone(&memory), at),
                 caller: Caller::Callback(end),
             };
-            core.begin(operation, request);
+            core.begin(operation, request, node);
         }
         let now = core.links.now();
         core.initiator.poll(now);
@@ -263,10 +286,12 @@ impl Inside {
         }
     }
 
-    /// Takes what has arrived, and does what is due. Returns whether more may have arrived.
-    pub fn serve(&self) -> bool {
+    /// Takes what has arrived at a receiver, and does what is due. Returns whether more may have arrived.
+    pub fn serve(&self, receiver: &mut Receiver) -> bool {
+        // The kernel copies the frames without the lock.
+        let has_more = receiver.receive();
         let mut core = self.lock();
-        let has_more = core.receive();
+        core.take(receiver);
         let now = core.links.now();
         core.initiator.poll(now);
         core.perform(&mut None);
@@ -274,27 +299,49 @@ impl Inside {
         has_more
     }
 
-    /// Returns a line about the channels, for an administrator.
-    pub fn channels(&self) -> String {
+    /// Does what is due.
+    pub fn poll(&self) {
+        let mut core = self.lock();
+        let now = core.links.now();
+        core.initiator.poll(now);
+        core.perform(&mut None);
+        self.leave(core);
+    }
+
+    /// Returns what is known of the network.
+    pub fn network(&self) -> NetworkStat {
+        // Before the lock is acquired for this.
+        let lock = self.core.status();
         let core = self.lock();
-        let statuses = core.initiator.channels();
-        let named = core.links.names().iter().zip(statuses);
-        let text = named.map(|(name, status)| match status {
-            None => format!("{name}: no channel"),
-            Some(status) => format!(
-                "{name}: {}, round trip {} us, window {} frames, {} sent, {} lost",
-                if status.is_up {
-                    "up"
-                } else {
-                    "does not answer"
-                },
-                status.round_trip.as_micros(),
-                status.window,
-                status.sent,
-                status.lost
-            ),
-        });
-        text.collect::<Vec<_>>().join("; ")
+        let names = core.links.names();
+        let nodes = core.links.nodes();
+        let statuses = (0..).zip(core.initiator.channels());
+        let channel = |(link, status): (usize, Option<ChannelStatus>)| {
+            let nic = link % names.len();
+            let known = status.as_ref();
+            ChannelStat {
+                nic: names[nic].clone(),
+                node: nodes[nic],
+                is_up: known.is_some_and(|one| one.is_up),
+                round_trip_us: known.map_or(0, |one| one.round_trip.as_micros() as u64),
+                window_frames: known.map_or(0, |one| one.window),
+                sent_frames: known.map_or(0, |one| one.sent),
+                lost_frames: known.map_or(0, |one| one.lost),
+                local_bytes: known.map_or(0, |one| one.local_bytes),
+                remote_bytes: known.map_or(0, |one| one.remote_bytes),
+            }
+        };
+        let (is_spread, schedule_changes) = core.initiator.schedule();
+        NetworkStat {
+            device: self.name.to_string(),
+            security: core
+                .attached
+                .map_or(String::new(), |a| a.security.to_string()),
+            is_spread,
+            schedule_changes,
+            channels: statuses.map(channel).collect(),
+            locks: vec![lock.named("protocol")],
+        }
     }
 
     /// Ends the session in order.
@@ -309,7 +356,7 @@ impl Inside {
     }
 
     /// Unlocks the core after its outputs were performed, and does what must not be done before.
-    fn leave(&self, mut core: MutexGuard<'_, Core>) {
+    fn leave(&self, mut core: TimedGuard<'_, Core>) {
         self.is_silent.store(core.is_silent, Ordering::Relaxed);
         let (now, due) = (core.links.now(), core.initiator.timer());
         alarm::set(&self.timer, &mut core.timer_at, now, due);
@@ -329,21 +376,21 @@ impl Inside {
 }
 
 impl Core {
-    /// Begins an operation. Returns its tag.
-    fn begin(&mut self, operation: Operation, request: Request) -> u64 {
+    /// Begins an operation of a thread on a node. Returns its tag.
+    fn begin(&mut self, operation: Operation, request: Request, node: Option<u32>) -> u64 {
         self.tags += 1;
         self.requests.insert(self.tags, request);
         let now = self.links.now();
-        self.initiator.submit(now, self.tags, operation);
+        self.initiator.submit(now, self.tags, operation, node);
         self.tags
     }
 
-    /// Takes frames, and copies their payloads. The caller performs the outputs that follow from the frames afterwards.
-    fn receive(&mut self) -> bool {
+    /// Takes the frames of a receiver, and copies their payloads. The caller performs the outputs that follow from the frames afterwards.
+    fn take(&mut self, receiver: &mut Receiver) {
         let (now, initiator) = (self.links.now(), &mut self.initiator);
         let requests = &mut self.requests;
-        self.links.receive(|link, frame| {
-            if let Some((place, payload)) = initiator.on_frame(now, link, frame)
+        receiver.take(|nic, frame| {
+            if let Some((place, payload)) = initiator.on_frame(now, nic, frame)
                 && let Some(request) = requests.get_mut(&place.tag)
             {
                 let at = place.at_bytes as usize;
@@ -352,7 +399,7 @@ impl Core {
                     Bytes::Shared(memory, start) => scatter(memory, *start + at, payload),
                 }
             }
-        })
+        });
     }
 
     /// Performs the outputs of the protocol. `bytes`: the write that this thread submits; taken if it was copied.
@@ -362,8 +409,8 @@ impl Core {
                 InitiatorOutput::Send(frame) => self.links.queue(frame),
                 InitiatorOutput::Fill { tag, run } => {
                     // The queued frames may refer to the former bytes of these pages.
-                    self.links.send_queued(|_| &self.pool);
-                    let to = &mut self.pool[run.bytes()];
+                    self.links.send_queued(|_| self.pool.as_slice());
+                    let to = &mut self.pool.as_mut_slice()[run.bytes()];
                     match bytes.take_if(|(own, _)| *own == tag) {
                         Some((_, bytes)) => to.copy_from_slice(bytes),
                         None => {
@@ -425,7 +472,7 @@ impl Core {
                 }
             }
         }
-        self.links.send_queued(|_| &self.pool);
+        self.links.send_queued(|_| self.pool.as_slice());
     }
 
     fn wake(&mut self) {

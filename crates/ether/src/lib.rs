@@ -4,8 +4,8 @@
 //! A target is a [`Server`]: one thread has the sockets and the protocol, and workers make the device's blocking calls. An initiator is a
 //! [`RemoteDevice`]: each call sends its own frames, and one thread receives.
 //!
-//! `links` has the sockets, `alarm` sets timers, `reserve` names that one process may have, `owner` the record of an export's owner, `recorder` its thread, `key_file` keys of clients, `workers` the device's calls, `server` the target, `url` names of remote
-//! devices, `remotes` opens them for functions that take paths, `inside` what the threads of an initiator share, `device` the initiator, and `discover` the question to all hosts.
+//! `links` has the sockets, `alarm` sets timers, `reserve` names that one process may have, `owner` the record of an export's owner, `recorder` its thread, `key_file` keys of clients, `lock` a lock that knows its waits, `placement` the NUMA nodes, `workers` the device's calls, `server` the target, `url` names of remote
+//! devices, `remotes` opens them for functions that take paths, `inside` what the threads of an initiator share, `device` the initiator, `receiving` its threads, and `discover` the question to all hosts.
 #![forbid(unsafe_code)]
 
 mod alarm;
@@ -14,8 +14,11 @@ mod discover;
 mod inside;
 mod key_file;
 mod links;
+mod lock;
 mod null;
 mod owner;
+mod placement;
+mod receiving;
 mod recorder;
 mod remotes;
 mod reserve;
@@ -27,10 +30,11 @@ pub use device::{AttachConfig, AttachError, RemoteDevice};
 pub use discover::{DiscoverError, discover};
 pub use jericho_format::wire::ETHERTYPE;
 pub use jericho_format::wire::mac_text;
-pub use jericho_remote::{Client, Found, Key, Security, hexadecimal};
+pub use jericho_remote::{Client, Found, Key, Scheduler, Security, hexadecimal};
 pub use jericho_sys::packet::PacketError;
 pub use key_file::{KeyError, new_key, read_key};
 pub use links::{LinkError, interfaces};
+pub use lock::LockStatus;
 pub use null::null_device;
 pub use remotes::{EtherRemotes, RemoteOptions};
 pub use server::{ServeConfig, ServeError, Server};

@@ -1,13 +1,17 @@
 //! The packet sockets of a target or an initiator.
 
 use std::io::{self, IoSlice};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jericho_format::wire::{HEADER_BYTES, MTU_MIN, PAYLOAD_BYTES_MAX};
 use jericho_remote::{Body, Entropy, Frame, Link};
 use jericho_sys::packet::{self, Frames, PacketError, PacketSocket};
 use jericho_sys::process;
+use jericho_topology::Topology;
 use zerocopy::IntoBytes;
+
+use crate::placement;
 
 /// What is asked for as a receive buffer.
 const RECEIVE_BYTES: usize = 8 << 20;
@@ -48,11 +52,12 @@ pub enum LinkError {
 
 /// Sockets, one for each interface.
 pub(crate) struct Links {
-    sockets: Vec<PacketSocket>,
-    names: Vec<String>,
-    /// The interface is gone, which was logged.
-    is_dead: Vec<bool>,
-    received: Frames,
+    sockets: Arc<Vec<PacketSocket>>,
+    names: Arc<Vec<String>>,
+    /// The interfaces' NUMA nodes, as far as they are known.
+    nodes: Vec<Option<u32>>,
+    /// Channels on each interface.
+    channels: u16,
     queued: Vec<Frame>,
     /// Room for the frames with keys that are sent together.
     room: Vec<Vec<u8>>,
@@ -60,8 +65,13 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// Opens a socket on each interface.
-    pub fn open(interfaces: &[String], ethertype: u16) -> Result<Links, LinkError> {
+    /// Opens a socket on each interface, for some channels on each.
+    pub fn open(
+        interfaces: &[String],
+        ethertype: u16,
+        topology: &Topology,
+        channels: u16,
+    ) -> Result<Links, LinkError> {
         let mut sockets = Vec::new();
         for (number, interface) in interfaces.iter().enumerate() {
             if interfaces[..number].contains(interface) {
@@ -80,45 +90,58 @@ impl Links {
             return Err(LinkError::None);
         }
         Ok(Links {
-            is_dead: vec![false; sockets.len()],
-            names: interfaces.to_vec(),
-            sockets,
-            received: Frames::new(FRAMES_AT_ONCE, FRAME_BYTES_MAX),
+            nodes: placement::nodes_of(topology, interfaces),
+            names: Arc::new(interfaces.to_vec()),
+            sockets: Arc::new(sockets),
+            channels,
             queued: Vec::new(),
             room: vec![Vec::new(); FRAMES_AT_ONCE],
             start: Instant::now(),
         })
     }
 
-    /// Returns what the protocol must know of the links.
+    /// Returns what the protocol must know of the links: one for each channel. All interfaces have a first channel, then all have a second one.
     pub fn links(&self) -> Vec<Link> {
-        let link = |socket: &PacketSocket| Link {
+        let frames = |socket: &PacketSocket| {
+            let share = FRAME_COST_BYTES * usize::from(self.channels);
+            (socket.receive_bytes() / share).clamp(*CREDITS.start(), *CREDITS.end())
+        };
+        let link = |(nic, socket): (u16, &PacketSocket)| Link {
             mac: socket.mac(),
             mtu: socket.mtu(),
-            credit: (socket.receive_bytes() / FRAME_COST_BYTES)
-                .clamp(*CREDITS.start(), *CREDITS.end()) as u16,
+            credit: frames(socket) as u16,
+            node: self.nodes[usize::from(nic)],
+            nic,
         };
-        self.sockets.iter().map(link).collect()
+        let channels = 0..self.channels;
+        channels
+            .flat_map(|_| (0..).zip(&*self.sockets).map(link))
+            .collect()
     }
 
-    /// Returns the NUMA node of the first interface that has one.
-    pub fn node(&self) -> Option<u32> {
-        let node = |interface: &String| {
-            let path = format!("/sys/class/net/{interface}/device/numa_node");
-            // The kernel writes -1 where it does not know the node.
-            std::fs::read_to_string(path).ok()?.trim().parse().ok()
+    /// Returns the NUMA node of each interface, as far as it is known.
+    pub fn nodes(&self) -> &[Option<u32>] {
+        &self.nodes
+    }
+
+    /// Returns what receives the frames of some interfaces.
+    pub fn receiver(&self, nics: Vec<u16>) -> Receiver {
+        let batch = |nic| Batch {
+            nic,
+            frames: Frames::new(FRAMES_AT_ONCE, FRAME_BYTES_MAX),
+            has_frames: false,
+            is_dead: false,
         };
-        self.names.iter().find_map(node)
+        Receiver {
+            sockets: Arc::clone(&self.sockets),
+            names: Arc::clone(&self.names),
+            batches: nics.into_iter().map(batch).collect(),
+        }
     }
 
     /// Returns the names of the interfaces.
     pub fn names(&self) -> &[String] {
         &self.names
-    }
-
-    /// Returns the sockets.
-    pub fn sockets(&self) -> &[PacketSocket] {
-        &self.sockets
     }
 
     /// Returns the time of the protocol.
@@ -152,34 +175,66 @@ impl Links {
                     .iter()
                     .map(|(header, payload)| [header.as_bytes(), payload].map(IoSlice::new))
                     .collect();
-                send_all(&self.sockets[usize::from(frames[0].link)], &pieces);
+                let nic = usize::from(frames[0].link) % self.sockets.len();
+                send_all(&self.sockets[nic], &pieces);
             }
         }
         self.queued.clear();
     }
+}
 
-    /// Takes the frames that have arrived, at most some from each link. `take` gets the link and the frame, and may decrypt it. Returns whether more may have arrived.
-    pub fn receive(&mut self, mut take: impl FnMut(u16, &mut [u8])) -> bool {
+/// Receives the frames of some interfaces, without the lock of the protocol.
+pub(crate) struct Receiver {
+    sockets: Arc<Vec<PacketSocket>>,
+    names: Arc<Vec<String>>,
+    batches: Vec<Batch>,
+}
+
+struct Batch {
+    nic: u16,
+    frames: Frames,
+    has_frames: bool,
+    /// The interface is gone, which was logged.
+    is_dead: bool,
+}
+
+impl Receiver {
+    /// Returns the sockets, with the numbers of their interfaces.
+    pub fn sockets(&self) -> impl Iterator<Item = (u16, &PacketSocket)> {
+        let numbers = self.batches.iter().map(|batch| batch.nic);
+        numbers.map(|nic| (nic, &self.sockets[usize::from(nic)]))
+    }
+
+    /// Receives frames, at most some from each interface. Returns whether more may have arrived.
+    pub fn receive(&mut self) -> bool {
         let mut has_more = false;
-        for (link, socket) in (0..).zip(&self.sockets) {
-            let at = usize::from(link);
-            match socket.receive_many(&mut self.received) {
+        for batch in &mut self.batches {
+            let nic = usize::from(batch.nic);
+            batch.has_frames = false;
+            match self.sockets[nic].receive_many(&mut batch.frames) {
                 Ok(more) => {
                     has_more |= more;
-                    for frame in self.received.iter_mut() {
-                        self.is_dead[at] = false;
-                        take(link, frame);
-                    }
+                    batch.has_frames = batch.frames.iter().next().is_some();
+                    batch.is_dead &= !batch.has_frames;
                 }
                 Err(error) => {
-                    if !std::mem::replace(&mut self.is_dead[at], true) {
-                        let interface = &self.names[at];
+                    if !std::mem::replace(&mut batch.is_dead, true) {
+                        let interface = &self.names[nic];
                         tracing::warn!(%error, "the network interface {interface} went down; if it was removed, start again");
                     }
                 }
             }
         }
         has_more
+    }
+
+    /// Gives the frames that `receive` has received to `take`, with the number of the interface. `take` may decrypt them in place.
+    pub fn take(&mut self, mut take: impl FnMut(u16, &mut [u8])) {
+        for batch in self.batches.iter_mut().filter(|batch| batch.has_frames) {
+            for frame in batch.frames.iter_mut() {
+                take(batch.nic, frame);
+            }
+        }
     }
 }
 

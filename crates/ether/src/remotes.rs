@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use jericho_remote::Scheduler;
 use jericho_storage::{Device, OpenError, OpenOptions, Remotes};
+use jericho_topology::Topology;
 
 use crate::device::{AttachConfig, AttachError, RemoteDevice, holder};
 use crate::key_file::read_key;
@@ -29,6 +31,12 @@ pub struct RemoteOptions {
     pub dead_after: Option<Duration>,
     /// File with the key that the targets know. `None`: use devices that are served without keys.
     pub key: Option<PathBuf>,
+    /// How requests are distributed over channels.
+    pub scheduler: Scheduler,
+    /// Channels on each interface, at least 1.
+    pub channels: u16,
+    /// The machine's NUMA nodes: `auto`, `virtual:N`, or the path of a topology file.
+    pub topology: String,
 }
 
 /// Opens devices of other hosts over raw Ethernet.
@@ -61,8 +69,15 @@ impl EtherRemotes {
         let key = key.map_err(|error| OpenError::Refused {
             why: format!("{remote}: {error}"),
         })?;
+        let topology = Topology::from_spec(&options.topology);
+        let topology = topology.map_err(|error| OpenError::Refused {
+            why: format!("{remote}: {error}"),
+        })?;
         let config = AttachConfig {
             key,
+            scheduler: options.scheduler,
+            channels: options.channels,
+            topology: Arc::new(topology),
             remote,
             interfaces,
             ethertype: options.ethertype,

@@ -5,11 +5,10 @@ use std::io::{self, Read};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{self, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use jericho_format::PAGE_BYTES;
 use jericho_format::wire::{FRAMES_PER_KEY, mac_text};
 use jericho_remote::{
     Action, Client, ExportConfig, Owner, Security, Target, TargetConfig, TargetOutput, Work,
@@ -19,10 +18,12 @@ use jericho_storage::{AlignedBuffer, Device};
 use jericho_sys::poller::Poller;
 use jericho_sys::service;
 use jericho_sys::timer::Timer;
+use jericho_topology::Topology;
 
 use crate::alarm;
-use crate::links::{LinkError, Links, entropy};
+use crate::links::{LinkError, Links, Receiver, entropy};
 use crate::owner::OwnerRecord;
+use crate::placement;
 use crate::recorder::Recorder;
 use crate::reserve::reserve;
 use crate::url::Remote;
@@ -55,6 +56,8 @@ pub struct ServeConfig {
     pub security: Security,
     /// Who may use the device, unless `security` is `None`.
     pub clients: Vec<Client>,
+    /// The machine's NUMA nodes.
+    pub topology: Arc<Topology>,
     /// Directory of the record of the export's owner. `None`: no record, so that no initiator can go on after a restart.
     pub state: Option<PathBuf>,
 }
@@ -120,7 +123,8 @@ impl Server {
                 return Err(ServeError::Name(name.clone()));
             }
         }
-        let links = Links::open(&config.interfaces, config.ethertype)?;
+        let links = Links::open(&config.interfaces, config.ethertype, &config.topology, 1)?;
+        let receiver = links.receiver((0..config.interfaces.len() as u16).collect());
         let claims = claim_interfaces(config)?;
         let record = open_record(&*device, config)?;
         let last_owner = match &record {
@@ -130,32 +134,15 @@ impl Server {
             })?,
             None => None,
         };
-        let export = ExportConfig {
-            name: config.name.clone(),
-            size_bytes: device.size_bytes(),
-            is_read_only: config.is_read_only || device.is_read_only(),
-            is_hidden: config.is_hidden,
-            last_owner,
-            security: config.security,
-            clients: config.clients.clone(),
-        };
-        let target_config = TargetConfig {
-            host: config.host.clone(),
-            ethertype: config.ethertype,
-            slots: SLOTS,
-            pool_pages: POOL_PAGES,
-            frames_per_key: FRAMES_PER_KEY,
-        };
-        let random = entropy().map_err(failed("get random numbers"))?;
-        let target = Target::new(target_config, &links.links(), vec![export], random);
-        let target = target.ok_or_else(|| ServeError::Name(config.name.clone()))?;
+        let target = target_of(&*device, config, &links, last_owner)?;
         let (near, far) = UnixStream::pair().map_err(failed("make a socket"))?;
         for end in [&near, &far] {
             end.set_nonblocking(true).map_err(failed("make a socket"))?;
         }
         let poller = Poller::new().map_err(failed("watch sockets"))?;
-        for (key, socket) in (0..).zip(links.sockets()) {
-            poller.add(socket, key).map_err(failed("watch sockets"))?;
+        for (nic, socket) in receiver.sockets() {
+            let added = poller.add(socket, nic.into());
+            added.map_err(failed("watch sockets"))?;
         }
         poller.add(&near, BELL).map_err(failed("watch sockets"))?;
         let timer = Timer::new().map_err(failed("make a timer"))?;
@@ -173,6 +160,8 @@ impl Server {
         let serving = Serving {
             target,
             links,
+            receiver,
+            topology: Arc::clone(&config.topology),
             poller,
             timer,
             timer_at: None,
@@ -183,7 +172,16 @@ impl Server {
             stopped,
             _claims: claims,
         };
-        let thread = service::spawn("serve", move || serving.run());
+        // All interfaces of a target have one thread. It runs on their node if they have only one.
+        let groups = placement::groups(serving.links.nodes());
+        let node = match &groups[..] {
+            [(node, _)] => *node,
+            _ => None,
+        };
+        let thread = service::spawn("serve", move || {
+            placement::pin(&serving.topology, node);
+            serving.run();
+        });
         Ok(Server {
             stop: Some(stop),
             bell,
@@ -203,6 +201,36 @@ impl Drop for Server {
             let _ = thread.join();
         }
     }
+}
+
+fn target_of(
+    device: &dyn Device,
+    config: &ServeConfig,
+    links: &Links,
+    last_owner: Option<Owner>,
+) -> Result<Target, ServeError> {
+    let export = ExportConfig {
+        name: config.name.clone(),
+        size_bytes: device.size_bytes(),
+        is_read_only: config.is_read_only || device.is_read_only(),
+        is_hidden: config.is_hidden,
+        last_owner,
+        security: config.security,
+        clients: config.clients.clone(),
+    };
+    let target_config = TargetConfig {
+        host: config.host.clone(),
+        ethertype: config.ethertype,
+        slots: SLOTS,
+        pool_pages: POOL_PAGES,
+        frames_per_key: FRAMES_PER_KEY,
+    };
+    let random = entropy().map_err(|source| ServeError::Io {
+        action: "get random numbers",
+        source,
+    })?;
+    let target = Target::new(target_config, &links.links(), vec![export], random);
+    target.ok_or_else(|| ServeError::Name(config.name.clone()))
 }
 
 fn open_record(
@@ -228,6 +256,8 @@ fn open_record(
 struct Serving {
     target: Target,
     links: Links,
+    receiver: Receiver,
+    topology: Arc<Topology>,
     poller: Poller,
     timer: Timer,
     /// When the timer ends.
@@ -236,12 +266,12 @@ struct Serving {
     /// Readable when an operation has ended, or the server must stop.
     bell: UnixStream,
     /// Session -> its memory.
-    pools: HashMap<u64, Vec<u8>>,
+    pools: HashMap<u64, AlignedBuffer>,
     /// Writes the record of the owner, if there is one.
     recorder: Option<Recorder>,
     _claims: Vec<UnixListener>,
     /// Closed when the server must stop.
-    stopped: Receiver<()>,
+    stopped: mpsc::Receiver<()>,
 }
 
 impl Serving {
@@ -260,7 +290,7 @@ impl Serving {
             if ready.contains(&BELL) {
                 let mut bytes = [0; 64];
                 while matches!((&self.bell).read(&mut bytes), Ok(1..)) {}
-                if let Err(std::sync::mpsc::TryRecvError::Disconnected) = self.stopped.try_recv() {
+                if let Err(mpsc::TryRecvError::Disconnected) = self.stopped.try_recv() {
                     return;
                 }
             }
@@ -280,15 +310,17 @@ impl Serving {
 
     /// Takes frames. Each one's payload is copied before what follows from it begins.
     fn receive(&mut self) -> bool {
+        let has_more = self.receiver.receive();
         let (now, target, pools) = (self.links.now(), &mut self.target, &mut self.pools);
-        self.links.receive(|link, frame| {
+        self.receiver.take(|link, frame| {
             if let Some((place, payload)) = target.on_frame(now, link, frame)
                 && let Some(pool) = pools.get_mut(&place.session)
             {
                 let at = place.at_bytes as usize;
-                pool[at..at + payload.len()].copy_from_slice(payload);
+                pool.as_mut_slice()[at..at + payload.len()].copy_from_slice(payload);
             }
-        })
+        });
+        has_more
     }
 
     fn ended(&mut self, ended: Ended) {
@@ -302,7 +334,7 @@ impl Serving {
             && ended.result.is_ok()
             && let Some(pool) = self.pools.get_mut(&session)
         {
-            pool[run.bytes()].copy_from_slice(ended.data.as_slice());
+            pool.as_mut_slice()[run.bytes()].copy_from_slice(ended.data.as_slice());
         }
         self.target.ended(ended.work, ended.result);
     }
@@ -324,11 +356,18 @@ impl Serving {
                     client,
                 } => {
                     tracing::info!(session, client, "a session begins");
-                    self.pools
-                        .insert(session, vec![0; pages as usize * PAGE_BYTES as usize]);
+                    let own = self.target.own_pages();
+                    let pool = placement::pool(&self.topology, pages, &own);
+                    self.pools.insert(session, pool);
                 }
                 TargetOutput::ClosePool { session } => {
-                    tracing::info!(session, "a session has ended");
+                    let (work, ended) = self.workers.locks();
+                    tracing::info!(
+                        session,
+                        ?work,
+                        ?ended,
+                        "a session has ended; these are the locks of operations that wait and that have ended"
+                    );
                     self.send_queued();
                     self.pools.remove(&session);
                 }
@@ -341,7 +380,8 @@ impl Serving {
 
     fn send_queued(&mut self) {
         let pools = &self.pools;
-        (self.links).send_queued(|session| pools.get(&session).map_or(&[], |pool| pool));
+        let pool_of = |session| pools.get(&session).map_or(&[][..], AlignedBuffer::as_slice);
+        self.links.send_queued(pool_of);
     }
 
     fn execute(&mut self, work: Work) {
@@ -358,7 +398,8 @@ impl Serving {
             if operation.is_change()
                 && let Some(pool) = self.pools.get(&session)
             {
-                data.as_mut_slice().copy_from_slice(&pool[run.bytes()]);
+                data.as_mut_slice()
+                    .copy_from_slice(&pool.as_slice()[run.bytes()]);
             }
         }
         self.workers.submit(Job { work, data });

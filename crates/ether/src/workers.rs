@@ -3,12 +3,14 @@
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar};
 use std::thread::JoinHandle;
 
 use jericho_remote::{Action, Operation, Work, WorkError};
 use jericho_storage::{AlignedBuffer, Device, IoError};
 use jericho_sys::{errno, service};
+
+use crate::lock::{LockStatus, TimedLock};
 
 /// Number of threads: enough for the depth at which a disk reaches its rate.
 const THREADS: usize = 8;
@@ -33,9 +35,9 @@ pub(crate) struct Workers {
 
 struct Shared {
     device: Arc<dyn Device>,
-    jobs: Mutex<Jobs>,
+    jobs: TimedLock<Jobs>,
     changed: Condvar,
-    ended: Mutex<Vec<Ended>>,
+    ended: TimedLock<Vec<Ended>>,
     /// A byte in it wakes the owner.
     bell: UnixStream,
 }
@@ -46,19 +48,14 @@ struct Jobs {
     is_closed: bool,
 }
 
-/// Ignores poisoning: no user of these locks can leave them in a bad state.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Workers {
     /// Starts threads. `bell` is non-blocking, and becomes readable at its other end when operations have ended.
     pub fn start(device: Arc<dyn Device>, bell: UnixStream) -> io::Result<Workers> {
         let shared = Arc::new(Shared {
             device,
-            jobs: Mutex::default(),
+            jobs: TimedLock::new(Jobs::default()),
             changed: Condvar::new(),
-            ended: Mutex::default(),
+            ended: TimedLock::new(Vec::new()),
             bell,
         });
         let mut workers = Workers {
@@ -75,20 +72,25 @@ impl Workers {
 
     /// Begins an operation.
     pub fn submit(&self, job: Job) {
-        lock(&self.shared.jobs).waiting.push_back(job);
+        self.shared.jobs.lock().waiting.push_back(job);
         self.shared.changed.notify_one();
+    }
+
+    /// Returns what is known of the locks of waiting and of ended operations.
+    pub fn locks(&self) -> (LockStatus, LockStatus) {
+        (self.shared.jobs.status(), self.shared.ended.status())
     }
 
     /// Returns the operations that have ended since the last call.
     pub fn take_ended(&self) -> Vec<Ended> {
-        std::mem::take(&mut lock(&self.shared.ended))
+        std::mem::take(&mut *self.shared.ended.lock())
     }
 }
 
 impl Drop for Workers {
     /// Waits for the operations that have begun.
     fn drop(&mut self) {
-        lock(&self.shared.jobs).is_closed = true;
+        self.shared.jobs.lock().is_closed = true;
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
             // A panic in a thread has ended the process.
@@ -107,7 +109,7 @@ impl Shared {
                 result,
             };
             let was_empty = {
-                let mut all = lock(&self.ended);
+                let mut all = self.ended.lock();
                 all.push(ended);
                 all.len() == 1
             };
@@ -119,7 +121,7 @@ impl Shared {
     }
 
     fn next(&self) -> Option<Job> {
-        let mut jobs = lock(&self.jobs);
+        let mut jobs = self.jobs.lock();
         loop {
             if jobs.is_closed {
                 return None;
@@ -127,10 +129,7 @@ impl Shared {
             if let Some(job) = jobs.waiting.pop_front() {
                 return Some(job);
             }
-            jobs = self
-                .changed
-                .wait(jobs)
-                .unwrap_or_else(PoisonError::into_inner);
+            jobs = jobs.wait(&self.changed);
         }
     }
 }

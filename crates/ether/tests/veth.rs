@@ -7,21 +7,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jericho_ether::{
-    AttachConfig, AttachError, Client, Key, RemoteDevice, Security, ServeConfig, Server,
+    AttachConfig, AttachError, Client, Key, RemoteDevice, Scheduler, Security, ServeConfig, Server,
     null_device,
 };
 use jericho_storage::{Device, OpenOptions, open_device};
+use jericho_sys::affinity;
+use jericho_topology::Topology;
 
 const INSIDE: &str = "JERICHO_TEST_INSIDE";
 const PAGE: usize = 4096;
 
-/// Runs a test again in a network namespace with two joined interfaces, t0 and i0. Returns whether this process is inside.
+/// Runs a test again in a network namespace with two pairs of joined interfaces, t0 and i0, t1 and i1. Returns whether this process is inside.
 fn inside(test: &str) -> bool {
     if std::env::var_os(INSIDE).is_some() {
         return true;
     }
     let me = std::env::current_exe().expect("this program");
-    let script = "ip link add t0 mtu 9000 type veth peer name i0 mtu 9000 && ip link set t0 up && ip link set i0 up && exec \"$@\"";
+    let script = "ip link add t0 mtu 9000 type veth peer name i0 mtu 9000 && ip link set t0 up && ip link set i0 up && ip link add t1 mtu 9000 type veth peer name i1 mtu 9000 && ip link set t1 up && ip link set i1 up && exec \"$@\"";
     let mut command = Command::new("unshare");
     command.args(["-Urn", "sh", "-c", script, "sh"]);
     command.arg(me).args([test, "--exact", "--nocapture"]);
@@ -39,11 +41,15 @@ fn serve(device: Arc<dyn Device>, state: Option<&Path>) -> Server {
 
 /// Serves to the clients with the keys 1 and 2.
 fn serve_with(device: Arc<dyn Device>, state: Option<&Path>, security: Security) -> Server {
+    Server::start(device, &serve_config(state, security)).expect("a server")
+}
+
+fn serve_config(state: Option<&Path>, security: Security) -> ServeConfig {
     let client = |number| Client {
         id: format!("client {number}"),
         key: Key::new([number; 32]),
     };
-    let config = ServeConfig {
+    ServeConfig {
         host: "hostb".into(),
         name: "data".into(),
         interfaces: vec!["t0".into()],
@@ -52,9 +58,13 @@ fn serve_with(device: Arc<dyn Device>, state: Option<&Path>, security: Security)
         is_hidden: false,
         security,
         clients: [1, 2].map(client).to_vec(),
+        topology: topology(),
         state: state.map(Path::to_path_buf),
-    };
-    Server::start(device, &config).expect("a server")
+    }
+}
+
+fn topology() -> Arc<Topology> {
+    Arc::new(Topology::detect().expect("the nodes of this machine"))
 }
 
 fn config() -> AttachConfig {
@@ -68,6 +78,9 @@ fn config() -> AttachConfig {
         dead_after: None,
         read_only: false,
         key: None,
+        scheduler: Scheduler::Affinity,
+        channels: 1,
+        topology: topology(),
     }
 }
 
@@ -101,15 +114,16 @@ fn what_is_written_by_the_initiator_is_on_the_targets_file() {
     assert_eq!(device.size_bytes(), 64 << 20);
     let big = pattern(1, 40 << 20);
     device.write_at(8 << 20, &big).expect("a write of 40 MiB");
-    let status = device.describe();
-    assert!(status.contains("i0: up, round trip "), "{status}");
+    let network = device.network().expect("its network");
+    let channel = &network.channels[0];
+    assert!(channel.is_up && channel.nic == "i0", "{network:?}");
     // 40 MiB in frames of 8 KiB.
-    let sent = status
-        .split(" sent")
-        .next()
-        .and_then(|s| s.rsplit(' ').next());
-    let sent: u64 = sent.and_then(|n| n.parse().ok()).expect("a number");
-    assert!(sent >= 5120, "{status}");
+    assert!(channel.sent_frames >= 5120, "{network:?}");
+    assert!(
+        channel.local_bytes + channel.remote_bytes >= 40 << 20,
+        "{network:?}"
+    );
+    assert!(network.locks[0].acquisitions > 0, "{network:?}");
     device
         .write_durable(0, &pattern(2, PAGE))
         .expect("a durable write");
@@ -194,6 +208,64 @@ fn threads_use_a_device_at_the_same_time() {
     });
 }
 
+/// Two virtual nodes with an interface each: requests of a thread use the interface of the node on which it runs.
+#[test]
+fn requests_use_the_interface_of_their_threads_node() {
+    if !inside("requests_use_the_interface_of_their_threads_node") {
+        return;
+    }
+    let cpus = affinity::get(None).expect("the CPUs");
+    let [first, .., last] = cpus[..] else {
+        eprintln!("skipped: this test needs two CPUs");
+        return;
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    let spec = dir.path().join("nodes");
+    let lines = format!("node 0 cpus={first}\nnode 1 cpus={last}\nnic i0 node=0\nnic i1 node=1\n");
+    std::fs::write(&spec, lines).expect("a file");
+    let topology = Topology::from_spec(spec.to_str().expect("a path")).expect("a topology");
+    let mut serve = serve_config(Some(dir.path()), Security::None);
+    serve.interfaces.push("t1".into());
+    let _server = Server::start(file(dir.path(), 64 << 20), &serve).expect("a server");
+    let config = AttachConfig {
+        interfaces: vec!["i0".into(), "i1".into()],
+        topology: Arc::new(topology),
+        channels: 2,
+        ..config()
+    };
+    let device = RemoteDevice::attach(&config).expect("a device");
+    let channels = || device.network().expect("its network").channels;
+    let start = Instant::now();
+    while channels().len() != 4 || !channels().iter().all(|channel| channel.is_up) {
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "{:?}",
+            channels()
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    for (cpu, nic) in [(first, "i0"), (last, "i1")] {
+        affinity::set(None, &[cpu]).expect("a CPU");
+        let before = channels();
+        for at in 0..64 {
+            device
+                .write_at(at << 16, &pattern(at, 1 << 16))
+                .expect("a write");
+            device.read_at(at << 16, &mut [0; 1 << 16]).expect("a read");
+        }
+        for (before, after) in before.iter().zip(channels()) {
+            let sent_bytes = after.local_bytes - before.local_bytes;
+            assert_eq!(after.remote_bytes, 0);
+            // Two channels of one interface share the 4 MiB.
+            assert_eq!(
+                sent_bytes > 1 << 20,
+                after.nic == nic,
+                "{sent_bytes} {after:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn a_target_that_was_restarted_gets_what_it_may_have_lost() {
     if !inside("a_target_that_was_restarted_gets_what_it_may_have_lost") {
@@ -267,6 +339,7 @@ fn interfaces_are_used_by_one_target_and_named_once() {
         is_hidden: false,
         security: Security::None,
         clients: Vec::new(),
+        topology: topology(),
         state: None,
     };
     let refused = |config: &ServeConfig| {
@@ -306,6 +379,7 @@ fn a_read_only_export_refuses_changes() {
         is_hidden: false,
         security: Security::None,
         clients: Vec::new(),
+        topology: topology(),
         state: None,
     };
     let _server = Server::start(null_device(1 << 20), &config).expect("a server");

@@ -25,6 +25,8 @@ pub const PLACE_BYTES: u32 = 64;
 pub const SLOTS_MAX: u16 = 1024;
 /// Maximum number of channels of a session.
 pub const CHANNELS_MAX: usize = 64;
+/// Maximum number of lanes of a session.
+pub const LANES_MAX: u16 = 64;
 /// Maximum number of pages of a pool.
 pub const POOL_PAGES_MAX: u32 = 65_536;
 /// Numbers of a channel that a receiver remembers, below the greatest one that it has seen.
@@ -322,12 +324,16 @@ pub struct Handshake {
     pub payload_max: U16,
     /// The initiator's index of a channel that ends with this one's begin, or 0.
     pub replaces: U32,
+    /// The initiator's number for the node of its network interface.
+    pub lane: U16,
+    /// Zero.
+    pub reserved1: [u8; 6],
     /// Fingerprint of the client's key; zeros without keys.
     pub key: [u8; FINGERPRINT_BYTES],
     /// First message of the Noise handshake; zeros without keys.
     pub noise: [u8; NOISE_BYTES],
 }
-const _: () = assert!(size_of::<Handshake>() == 200);
+const _: () = assert!(size_of::<Handshake>() == 208);
 
 /// Start of the payload of ACCEPT. With keys it is the payload of a Noise message, which is the start of the payload of ACCEPT.
 #[derive(
@@ -365,8 +371,12 @@ pub struct Accept {
     pub payload_max: U16,
     /// Zero.
     pub reserved1: U16,
+    /// First page of the pool that is on the node of the target's network interface.
+    pub near_page: U32,
+    /// Pages of the pool there.
+    pub near_pages: U32,
 }
-const _: () = assert!(size_of::<Accept>() == 80);
+const _: () = assert!(size_of::<Accept>() == 88);
 
 /// Payload of REFUSED and CLOSE.
 #[derive(

@@ -37,12 +37,12 @@ fn the_page_has_every_field_at_its_offset() {
     assert_eq!(
         documented(PAGE, "Handshake"),
         fields!(Handshake: magic version security flags index cookie client instance export credit
-            payload_max replaces key noise)
+            payload_max replaces lane reserved1 key noise)
     );
     assert_eq!(
         documented(PAGE, "Accept"),
         fields!(Accept: magic version reserved0 flags index instance session size_bytes verifier salt
-            pool_pages slots credit payload_max reserved1)
+            pool_pages slots credit payload_max reserved1 near_page near_pages)
     );
     assert_eq!(
         documented(PAGE, "Refused"),

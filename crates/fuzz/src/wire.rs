@@ -6,8 +6,8 @@ use std::time::Duration;
 use jericho_format::wire::{FrameHeader, HEADER_BYTES, TRANSFER_BYTES_MAX};
 use jericho_remote::{
     Action, Body, Client, Entropy, ExportConfig, Frame, Initiator, InitiatorConfig,
-    InitiatorOutput, Key, Link, Operation, Seal, Security, Target, TargetConfig, TargetOutput,
-    Work, WorkError,
+    InitiatorOutput, Key, Link, Operation, Scheduler, Seal, Security, Target, TargetConfig,
+    TargetOutput, Work, WorkError,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -50,6 +50,8 @@ impl Pair {
             mac: [2, 0, 0, 0, 0, end],
             mtu: 9000,
             credit: 64,
+            node: None,
+            nic: 0,
         };
         let config = InitiatorConfig {
             host: String::new(),
@@ -60,6 +62,7 @@ impl Pair {
             replay: true,
             pool_pages: POOL_PAGES,
             dead_after: Some(Duration::from_secs(20)),
+            scheduler: Scheduler::Affinity,
             key: (security != Security::None).then(|| Key::new([7; 32])),
             frames_per_key: 1024,
         };
@@ -218,7 +221,7 @@ impl Pair {
             },
         };
         self.requests.insert(self.tags, operation.length_bytes);
-        self.initiator.submit(self.time, self.tags, operation);
+        self.initiator.submit(self.time, self.tags, operation, None);
         self.settle();
     }
 }

@@ -34,11 +34,58 @@ pub(crate) struct Attachment {
     pub peer_index: u32,
     pub payload_max: u16,
     pub seals: Seals,
+    /// The initiator's lane.
+    pub lane: u16,
+    /// Bytes of content that were sent on it.
+    pub load: Load,
     /// At a target, with keys: the Noise message of the ACCEPT, to be repeated.
     pub answer: Option<Box<[u8; NOISE_ACCEPT_BYTES]>>,
 }
 
+/// How much a channel has carried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Load {
+    /// Bytes of content, for the choice of the next channel. A channel that begins to work has as many as the one with the fewest, so
+    /// that it does not get all content until it has caught up.
+    balance_bytes: u64,
+    /// It worked when it was looked at last.
+    was_up: bool,
+    /// Bytes of content of its own lane, and of others.
+    pub own_bytes: u64,
+    pub other_bytes: u64,
+}
+
+/// Notes which channels have begun to work since the last call.
+pub(crate) fn rebalance<'a>(channels: impl Iterator<Item = &'a mut Attachment>) {
+    let channels: Vec<&mut Attachment> = channels.collect();
+    let settled = channels.iter().filter(|one| one.is_up() && one.load.was_up);
+    let least = settled.map(|one| one.load.balance_bytes).min();
+    for one in channels {
+        if one.is_up()
+            && !one.load.was_up
+            && let Some(least) = least
+        {
+            one.load.balance_bytes = one.load.balance_bytes.max(least);
+        }
+        one.load.was_up = one.is_up();
+    }
+}
+
 impl Attachment {
+    /// Returns the bytes that decide which channel sends next: the one with the fewest.
+    pub fn balance_bytes(&self) -> u64 {
+        self.load.balance_bytes
+    }
+
+    /// Notes content of a lane that was sent.
+    pub fn carried(&mut self, lane: Option<u16>, bytes: u64) {
+        self.load.balance_bytes += bytes;
+        match lane == Some(self.lane) {
+            true => self.load.own_bytes += bytes,
+            false => self.load.other_bytes += bytes,
+        }
+    }
+
     /// Returns whether the peer acknowledges.
     pub fn is_up(&self) -> bool {
         self.channel.state() == State::Up

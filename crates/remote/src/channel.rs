@@ -104,6 +104,10 @@ pub struct ChannelStatus {
     pub sent: u64,
     /// Frames that were taken for lost, and whose content was sent again.
     pub lost: u64,
+    /// Bytes of content of requests of the node of the channel's network interface.
+    pub local_bytes: u64,
+    /// Bytes of content of other requests.
+    pub remote_bytes: u64,
 }
 
 impl<C> Channel<C> {
@@ -146,12 +150,19 @@ impl<C> Channel<C> {
             window: self.window.frames().min(self.credit.max(1).into()),
             sent: self.next_number(),
             lost: self.losses,
+            local_bytes: 0,
+            remote_bytes: 0,
         }
     }
 
     /// Returns the state.
     pub fn state(&self) -> State {
         self.state
+    }
+
+    /// Sets how many frames this side lets the peer have in flight.
+    pub fn set_own_credit(&mut self, credit: u16) {
+        self.own_credit = credit;
     }
 
     /// Returns whether a frame of the peer has arrived.

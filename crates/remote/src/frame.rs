@@ -1,6 +1,6 @@
 //! Frames to be sent, and random numbers.
 
-use jericho_format::wire::{FrameHeader, HEADER_BYTES, TAG_BYTES};
+use jericho_format::wire::{FrameHeader, HEADER_BYTES, LANES_MAX, TAG_BYTES};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian;
 
@@ -20,6 +20,25 @@ pub struct Link {
     pub mtu: usize,
     /// Frames of the largest size that its receive buffer holds.
     pub credit: u16,
+    /// Its NUMA node, if it is known.
+    pub node: Option<u32>,
+    /// Number of the network interface. An initiator may have several links, and so several channels, on one.
+    pub nic: u16,
+}
+
+/// Returns the distinct nodes of links, in order. A lane stands for each. Links without a known node have the first lane.
+pub(crate) fn nodes_of(links: &[Link]) -> Vec<u32> {
+    let mut nodes: Vec<u32> = links.iter().filter_map(|link| link.node).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    nodes.truncate(LANES_MAX.into());
+    nodes
+}
+
+/// Returns the lane of a node, if there is one.
+pub(crate) fn lane_of(nodes: &[u32], node: Option<u32>) -> Option<u16> {
+    let lane = nodes.iter().position(|&other| Some(other) == node)?;
+    Some(lane as u16)
 }
 
 /// The payload of a frame to be sent.

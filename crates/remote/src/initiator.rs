@@ -8,6 +8,7 @@ mod send;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use jericho_format::PAGE_BYTES;
 use jericho_format::wire::{
     CompletionRecord, FLAG_FROM_TARGET, FrameHeader, Mac, NAME_BYTES, PLACE_BYTES, Refused,
     frame_kind, mac_text, name_field, parse_mac, payload_max_of, reason,
@@ -15,17 +16,18 @@ use jericho_format::wire::{
 use zerocopy::FromBytes;
 
 use crate::Time;
-use crate::attachment::Attachment;
+use crate::attachment::{Attachment, rebalance};
 use crate::channel::{ChannelStatus, State};
 use crate::content::RequestId;
 use crate::dial::Dial;
 use crate::errno::{EACCES, EBUSY, ECANCELED, EIO, ENOTUNIQ, EPROTO, EPROTONOSUPPORT, ESTALE};
-use crate::frame::{Entropy, Frame, Link, random_id, random_index};
+use crate::frame::{Entropy, Frame, Link, lane_of, nodes_of, random_id, random_index};
 use crate::key::{Key, Security};
 use crate::noise::Question;
 use crate::operation::Operation;
 use crate::pages::Run;
 use crate::requests::{Event, POOL_PAGES_MIN, Requests};
+use crate::schedule::{Schedule, Scheduler};
 
 /// Frames that a target sends on a channel, besides ACK.
 const KINDS: [u8; 4] = [
@@ -56,6 +58,8 @@ pub struct InitiatorConfig {
     pub pool_pages: u32,
     /// How long requests wait for a target that does not answer. `None`: for ever.
     pub dead_after: Option<Duration>,
+    /// How requests are distributed over channels.
+    pub scheduler: Scheduler,
     /// The key that the target knows. `None`: use an export without keys.
     pub key: Option<Key>,
     /// Frames that use one key: `wire::FRAMES_PER_KEY`, except in tests.
@@ -157,12 +161,15 @@ pub struct ReadPlace {
 #[derive(Debug)]
 struct LinkState {
     link: Link,
+    lane: u16,
     dial: Dial,
     channel: Option<Attachment>,
     /// With keys: the HANDSHAKE that is repeated until its answer arrives.
     question: Option<Question>,
     /// Instance and address of the target that answered last.
     answered: Option<([u8; 16], Mac)>,
+    /// How often two targets have answered one search.
+    conflicts: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -189,7 +196,10 @@ pub struct Initiator {
     export: [u8; NAME_BYTES],
     entropy: Entropy,
     links: Vec<LinkState>,
-    /// The link that sends next.
+    /// Nodes of the links, in the order of their lanes.
+    nodes: Vec<u32>,
+    schedule: Schedule,
+    /// The link that sends next, if they send in turn.
     turn: usize,
     session: Option<Session>,
     requests: Requests,
@@ -212,16 +222,20 @@ impl Initiator {
         now: Time,
     ) -> Option<Initiator> {
         let mut states = Vec::new();
+        let nodes = nodes_of(links);
+        let lanes = nodes.len().max(1);
         for &link in links {
             payload_max_of(link.mtu)?;
             let mut dial = Dial::Idle;
             dial.seek(now, || random_index(&mut entropy));
             states.push(LinkState {
                 link,
+                lane: lane_of(&nodes, link.node).unwrap_or(0),
                 dial,
                 channel: None,
                 question: None,
                 answered: None,
+                conflicts: 0,
             });
         }
         Some(Initiator {
@@ -232,7 +246,9 @@ impl Initiator {
             },
             address: parse_mac(&config.host),
             export: name_field(&config.export)?,
-            requests: Requests::new(config.pool_pages.max(POOL_PAGES_MIN), config.replay),
+            requests: Requests::new(config.pool_pages.max(POOL_PAGES_MIN), lanes, config.replay),
+            schedule: Schedule::new(config.scheduler, lanes, now),
+            nodes,
             config,
             entropy,
             links: states,
@@ -246,8 +262,8 @@ impl Initiator {
         })
     }
 
-    /// Takes a request. `InitiatorOutput::Done` has its tag.
-    pub fn submit(&mut self, now: Time, tag: u64, operation: Operation) {
+    /// Takes a request of a thread on a NUMA node, if that is known. `InitiatorOutput::Done` has its tag.
+    pub fn submit(&mut self, now: Time, tag: u64, operation: Operation, node: Option<u32>) {
         if !self.requests.has_callers() {
             self.alive = self.alive.max(now);
         }
@@ -257,7 +273,9 @@ impl Initiator {
                 .outputs
                 .push_back(InitiatorOutput::Done { tag, result });
         }
-        self.requests.submit(tag, operation);
+        let bytes = u64::from(operation.data_pages()) * PAGE_BYTES;
+        let lane = self.schedule.ask(lane_of(&self.nodes, node), bytes);
+        self.requests.submit(tag, operation, lane);
         self.take_events();
     }
 
@@ -279,20 +297,23 @@ impl Initiator {
         self.outputs.pop_front()
     }
 
-    /// Takes a frame that arrived on a link, and decrypts it in place. Returns its payload and where the caller must copy it, before the
+    /// Takes a frame that arrived on a network interface, and decrypts it in place. Returns its payload and where the caller must copy it, before the
     /// caller performs the outputs.
     pub fn on_frame<'f>(
         &mut self,
         now: Time,
-        link: u16,
+        nic: u16,
         frame: &'f mut [u8],
     ) -> Option<(ReadPlace, &'f [u8])> {
         let (header, payload) = FrameHeader::split(frame)?;
-        let state = self.links.get_mut(usize::from(link))?;
-        if header.ethertype.get() != self.config.ethertype
-            || header.destination != state.link.mac
-            || header.flags & FLAG_FROM_TARGET == 0
-        {
+        let of_nic = |state: &LinkState| state.link.nic == nic;
+        let is_for_us = header.ethertype.get() == self.config.ethertype
+            && header.flags & FLAG_FROM_TARGET != 0
+            && self
+                .links
+                .iter()
+                .any(|state| of_nic(state) && state.link.mac == header.destination);
+        if !is_for_us {
             return None;
         }
         if matches!(
@@ -300,14 +321,13 @@ impl Initiator {
             frame_kind::OFFER | frame_kind::ACCEPT | frame_kind::REFUSED
         ) {
             if header.is_sealed(0, payload) {
-                self.on_answer(now, link, &header, payload);
+                self.on_answer(now, nic, &header, payload);
             }
             return None;
         }
-        let attachment = state.channel.as_mut()?;
-        if attachment.own_index != header.index.get() {
-            return None;
-        }
+        let channels = self.links.iter_mut().filter(|state| of_nic(state));
+        let mut channels = channels.filter_map(|state| state.channel.as_mut());
+        let attachment = channels.find(|one| one.own_index == header.index.get())?;
         let payload = attachment.open(&header, frame)?;
         let mut lost = Vec::new();
         let arrived = attachment.arrived(now, &header, payload, &KINDS, &mut lost)?;
@@ -335,6 +355,11 @@ impl Initiator {
             self.on_link_timer(now, link);
         }
         let was_reachable = self.is_reachable;
+        rebalance(
+            self.links
+                .iter_mut()
+                .filter_map(|state| state.channel.as_mut()),
+        );
         let mut channels = self.links.iter().filter_map(|state| state.channel.as_ref());
         self.is_reachable = channels.any(Attachment::is_up);
         if self.is_reachable != was_reachable {
@@ -351,8 +376,28 @@ impl Initiator {
 
     /// Returns the status of each link's channel, if the link has one.
     pub fn channels(&self) -> Vec<Option<ChannelStatus>> {
-        let status = |state: &LinkState| state.channel.as_ref().map(|a| a.channel.status());
+        let status = |state: &LinkState| {
+            let attachment = state.channel.as_ref()?;
+            Some(ChannelStatus {
+                local_bytes: attachment.load.own_bytes,
+                remote_bytes: attachment.load.other_bytes,
+                ..attachment.channel.status()
+            })
+        };
         self.links.iter().map(status).collect()
+    }
+
+    /// Returns whether all channels carry requests of all nodes at present, and how often this has changed.
+    pub fn schedule(&self) -> (bool, u64) {
+        (self.schedule.is_open(), self.schedule.changes())
+    }
+
+    /// Returns the node of each lane, and the pages of this side's pool that belong to it. None: no link has a known node.
+    pub fn own_pages(&self) -> Vec<(u32, std::ops::Range<u32>)> {
+        let lanes = (0_u16..).zip(&self.nodes);
+        lanes
+            .map(|(lane, &node)| (node, self.requests.own_pages(lane)))
+            .collect()
     }
 
     /// Returns when `poll` should be called next, if no frame arrives and no request is submitted.

@@ -12,6 +12,7 @@ mod cookie;
 mod errno;
 mod frame;
 mod key;
+mod lanes;
 mod operation;
 mod pages;
 mod pieces;
@@ -31,6 +32,7 @@ mod window;
 mod export;
 mod log;
 mod requests;
+mod schedule;
 mod slots;
 
 // The two sides, and a question to all targets.
@@ -49,5 +51,6 @@ pub use initiator::{Attached, Ended, Initiator, InitiatorConfig, InitiatorOutput
 pub use key::{Key, NoKey, Security, hexadecimal};
 pub use operation::{Action, Operation};
 pub use pages::Run;
+pub use schedule::Scheduler;
 pub use seal::{FrameKey, Seal};
 pub use target::{PoolPlace, Target, TargetConfig, TargetOutput, Work, WorkError};

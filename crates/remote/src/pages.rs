@@ -42,17 +42,39 @@ impl Pages {
         }
     }
 
-    /// Takes the first run that is long enough. Returns `None` if there is none. A run of no pages always succeeds.
-    pub fn take(&mut self, pages: u32) -> Option<Run> {
+    /// Takes the first run that is long enough, within `near` if there is one. Returns `None` if there is none at all. A run of no pages always
+    /// succeeds.
+    pub fn take(&mut self, pages: u32, near: Range<u32>) -> Option<Run> {
         if pages == 0 {
             return Some(Run { page: 0, pages });
         }
-        let (&page, &length) = self.free.iter().find(|&(_, &length)| length >= pages)?;
+        let within = |near: &Range<u32>, page: u32, length: u32| {
+            let start = page.max(near.start);
+            let end = (page + length).min(near.end);
+            (start <= end && end - start >= pages).then_some(start)
+        };
+        let mut runs = self.free.iter().map(|(&page, &length)| (page, length));
+        let mut find = |range: &Range<u32>| {
+            runs.find_map(|(page, length)| Some((page, length, within(range, page, length)?)))
+        };
+        let found = find(&near);
+        let (page, length, start) = match found {
+            Some(found) => found,
+            None => {
+                let mut runs = self.free.iter().map(|(&page, &length)| (page, length));
+                let (page, length) = runs.find(|&(_, length)| length >= pages)?;
+                (page, length, page)
+            }
+        };
         self.free.remove(&page);
-        if length > pages {
-            self.free.insert(page + pages, length - pages);
+        if start > page {
+            self.free.insert(page, start - page);
         }
-        Some(Run { page, pages })
+        let (end, run_end) = (page + length, start + pages);
+        if end > run_end {
+            self.free.insert(run_end, end - run_end);
+        }
+        Some(Run { page: start, pages })
     }
 
     /// Gives a run back, which `take` returned.
@@ -87,7 +109,8 @@ mod tests {
         let mut taken: Vec<Run> = Vec::new();
         for round in 0..5000_u32 {
             let wanted = round * 7 % 13;
-            match pages.take(wanted) {
+            let near = round % 60..round % 60 + 40;
+            match pages.take(wanted, near) {
                 Some(run) => {
                     let end = run.page + run.pages;
                     assert!(end <= 100);
@@ -104,6 +127,16 @@ mod tests {
             page: 0,
             pages: 100,
         };
-        assert_eq!(pages.take(100), Some(all));
+        assert_eq!(pages.take(100, 0..0), Some(all));
+    }
+
+    #[test]
+    fn a_run_is_near_if_there_is_room_there() {
+        let mut pages = Pages::new(100);
+        let mut page = |count| pages.take(count, 50..100).map(|run| run.page);
+        assert_eq!(page(30), Some(50));
+        assert_eq!(page(30), Some(0));
+        assert_eq!(page(20), Some(80));
+        assert_eq!((page(20), page(1)), (Some(30), None));
     }
 }

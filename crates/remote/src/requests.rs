@@ -12,6 +12,7 @@
 //! ```
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::wire::{CompletionRecord, FLAG_FUA, RequestRecord, TRANSFER_BYTES_MAX};
@@ -19,6 +20,7 @@ use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
 use crate::content::{Content, Part, RequestId};
 use crate::errno::{EINVAL, EIO};
+use crate::lanes::{Lanes, Sources};
 use crate::log::{Kept, Log};
 use crate::operation::{Action, Operation};
 use crate::pages::{Pages, Run};
@@ -53,6 +55,7 @@ struct Request {
     local: Option<Run>,
     /// A flush has failed once.
     has_failed: bool,
+    lane: u16,
 }
 
 #[derive(Debug)]
@@ -108,6 +111,7 @@ pub(crate) struct Requests {
     /// This side's pool: bytes of writes from their start until they are flushed.
     local: Pages,
     local_pages: u32,
+    lanes: u32,
     /// The target's pool.
     remote: Pages,
     /// Ranges of active changes.
@@ -123,16 +127,19 @@ pub(crate) struct Requests {
     stopped: Option<i32>,
     /// A flush that makes room is active.
     makes_room: bool,
-    records: VecDeque<RequestId>,
-    parts: VecDeque<Part>,
+    records: Lanes<RequestId>,
+    parts: Lanes<Part>,
+    /// Pages of the target's pool that are near each lane's channels.
+    near: Vec<Range<u32>>,
     events: VecDeque<Event>,
     /// Requests of callers that have not ended.
     callers: usize,
 }
 
 impl Requests {
-    /// Returns requests without a session. This side's pool has `local_pages`, at least `POOL_PAGES_MIN`.
-    pub fn new(local_pages: u32, has_replay: bool) -> Requests {
+    /// Returns requests without a session. This side's pool has `local_pages`, at least `POOL_PAGES_MIN`, the same number for each of at least one
+    /// lane.
+    pub fn new(local_pages: u32, lanes: usize, has_replay: bool) -> Requests {
         assert!(local_pages >= POOL_PAGES_MIN, "{local_pages}");
         Requests {
             slots: Vec::new(),
@@ -142,6 +149,7 @@ impl Requests {
             submitted: 0,
             local: Pages::new(local_pages),
             local_pages,
+            lanes: lanes as u32,
             remote: Pages::new(0),
             changing: Ranges::default(),
             log: Log::default(),
@@ -151,15 +159,16 @@ impl Requests {
             flush_error: None,
             stopped: None,
             makes_room: false,
-            records: VecDeque::new(),
-            parts: VecDeque::new(),
+            records: Lanes::new(lanes),
+            parts: Lanes::new(lanes),
+            near: vec![0..0; lanes],
             events: VecDeque::new(),
             callers: 0,
         }
     }
 
-    /// Takes a request. Its end is an event with the tag.
-    pub fn submit(&mut self, tag: u64, operation: Operation) {
+    /// Takes a request of a lane. Its end is an event with the tag.
+    pub fn submit(&mut self, tag: u64, operation: Operation, lane: u16) {
         let error = match self.stopped {
             None if !operation.is_valid(u64::MAX) => Some(EINVAL),
             None if operation.action == Action::Flush || operation.is_durable() => self.flush_error,
@@ -177,6 +186,7 @@ impl Requests {
             operation,
             local: None,
             has_failed: false,
+            lane,
         });
         self.start();
     }
@@ -197,11 +207,11 @@ impl Requests {
     }
 
     /// Returns what the next frame should carry.
-    pub fn next_content(&mut self, payload_max: u16) -> Option<Content> {
+    pub fn next_content(&mut self, from: Sources<'_>, payload_max: u16) -> Option<Content> {
         let most = usize::from(payload_max) / size_of::<RequestRecord>();
         let mut names = Vec::new();
         while names.len() < most
-            && let Some(name) = self.records.pop_front()
+            && let Some(name) = self.records.pop(from)
         {
             if self.active(name).is_some() {
                 names.push(name);
@@ -210,17 +220,58 @@ impl Requests {
         if !names.is_empty() {
             return Some(Content::Records(names));
         }
-        while let Some(mut part) = self.parts.pop_front() {
-            if self.active(part.name).is_none() {
+        while let Some(mut part) = self.parts.pop(from) {
+            let Some(active) = self.active(part.name) else {
                 continue;
-            }
+            };
+            let lane = active.request.lane;
             let first = part.take_first(payload_max);
             if !part.is_empty() {
-                self.parts.push_front(part);
+                self.parts.of(lane).push_front(part);
             }
             return Some(Content::Data(first));
         }
         None
+    }
+
+    /// Returns the lane of the request of some content.
+    pub fn lane_of_content(&self, content: &Content) -> Option<u16> {
+        let name = match content {
+            Content::Records(names) => names.first()?,
+            Content::Data(part) => &part.name,
+        };
+        Some(self.active(*name)?.request.lane)
+    }
+
+    /// Returns the bytes of writes and the requests, as bytes of their records, that wait in a lane to be sent.
+    pub fn waiting_bytes(&mut self, lane: u16) -> u64 {
+        let parts = self
+            .parts
+            .of(lane)
+            .iter()
+            .map(|part| u64::from(part.length_bytes()));
+        let parts: u64 = parts.sum();
+        parts + (self.records.of(lane).len() * size_of::<RequestRecord>()) as u64
+    }
+
+    /// Takes what an ACCEPT says of the target's pool: the pages that are near the channels of a lane.
+    pub fn set_near(&mut self, lane: u16, near: Range<u32>) {
+        if let Some(known) = self.near.get_mut(usize::from(lane)) {
+            *known = near;
+        }
+    }
+
+    /// Returns this side's pages of a lane.
+    pub fn own_pages(&self, lane: u16) -> Range<u32> {
+        let pages = self.local_pages / self.lanes;
+        let lane = u32::from(lane);
+        lane * pages..(lane + 1) * pages
+    }
+
+    /// Returns the lane whose pages have the bytes of a write.
+    fn lane_of(&self, run: Option<Run>) -> u16 {
+        let pages = self.local_pages / self.lanes;
+        run.map_or(0, |run| (run.page / pages).min(self.lanes - 1) as u16)
     }
 
     /// Returns the record of a request for a frame.
@@ -252,8 +303,21 @@ impl Requests {
 
     fn requeue(&mut self, content: Content) {
         match content {
-            Content::Records(names) => self.records.extend(names),
-            Content::Data(part) => self.parts.push_front(part),
+            Content::Records(names) => {
+                for name in names {
+                    let Some(active) = self.active(name) else {
+                        continue;
+                    };
+                    let lane = active.request.lane;
+                    self.records.of(lane).push_back(name);
+                }
+            }
+            Content::Data(part) => {
+                if let Some(active) = self.active(part.name) {
+                    let lane = active.request.lane;
+                    self.parts.of(lane).push_front(part);
+                }
+            }
         }
     }
 
@@ -403,6 +467,7 @@ impl Requests {
             operation: Operation::flush(),
             local: None,
             has_failed: false,
+            lane: 0,
         };
         self.makes_room = self.start_one(&mut flush).is_ok();
     }
@@ -418,9 +483,12 @@ impl Requests {
         }
         let pages = operation.data_pages();
         let is_write = matches!(operation.action, Action::Write { .. });
-        let remote = self.remote.take(pages).ok_or(())?;
+        let near = self.near.get(usize::from(request.lane));
+        let near = near.cloned().unwrap_or(0..0);
+        let remote = self.remote.take(pages, near).ok_or(())?;
         if is_write && request.local.is_none() {
-            let Some(run) = self.local.take(pages) else {
+            let own = self.own_pages(request.lane);
+            let Some(run) = self.local.take(pages, own) else {
                 self.remote.give_back(remote);
                 return Err(());
             };
@@ -450,18 +518,19 @@ impl Requests {
         self.active += 1;
         if self.records.len() > 2 * self.slots.len() {
             // Stale entries accumulate only if a target completes requests before they are sent.
-            let mut records = std::mem::take(&mut self.records);
+            let mut records = std::mem::replace(&mut self.records, Lanes::new(0));
             records.retain(|name| self.active(*name).is_some());
             self.records = records;
         }
-        self.records.push_back(name);
+        let lane = request.lane;
+        self.records.of(lane).push_back(name);
         if is_write {
             if self.parts.len() > 2 * self.slots.len() {
-                let mut parts = std::mem::take(&mut self.parts);
+                let mut parts = std::mem::replace(&mut self.parts, Lanes::new(0));
                 parts.retain(|part| self.active(part.name).is_some());
                 self.parts = parts;
             }
-            self.parts.push_back(Part {
+            self.parts.of(lane).push_back(Part {
                 name,
                 from_bytes: 0,
                 to_bytes: pages * PAGE_BYTES as u32,
@@ -647,6 +716,7 @@ impl Requests {
                 operation: kept.operation,
                 local: kept.run,
                 has_failed: false,
+                lane: self.lane_of(kept.run),
             };
             if self.start_one(&mut request).is_err() {
                 break;

@@ -234,3 +234,83 @@ impl fmt::Debug for Seals {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use jericho_format::wire::frame_kind;
+    use zerocopy::IntoBytes;
+    use zerocopy::byteorder::little_endian::U64;
+
+    use super::*;
+
+    const PER_KEY: u64 = 100;
+
+    fn both(security: Security) -> [Seals; 2] {
+        let (one, other) = ([1; 32], [2; 32]);
+        [(&one, &other), (&other, &one)].map(|secrets| Seals::keys(secrets, security, PER_KEY))
+    }
+
+    fn frame(seals: &mut Seals, number: u64) -> (FrameHeader, Vec<u8>) {
+        let payload = [number as u8; 64];
+        let mut header = FrameHeader::new(frame_kind::DATA, payload.len());
+        header.number = U64::new(number);
+        let mut frame = [header.as_bytes(), &payload].concat();
+        let Seal::Key(key) = seals.seal(number) else {
+            panic!("no key");
+        };
+        key.seal(number, &mut frame);
+        (header, frame)
+    }
+
+    #[test]
+    fn frames_of_the_key_in_use_and_the_one_before_are_opened() {
+        for security in [Security::Mac, Security::Encrypt] {
+            let [mut sender, mut receiver] = both(security);
+            let numbers = [0, 7, 99, 100, 101, 199, 200, 201, 350];
+            let frames = numbers.map(|number| frame(&mut sender, number));
+            let mut opens = |at: usize| {
+                let (header, mut frame) = frames[at].clone();
+                let is_open = receiver.open(&header, &mut frame);
+                let payload = [numbers[at] as u8; 64];
+                assert!(!is_open || frame[HEADER_BYTES..HEADER_BYTES + 64] == payload);
+                is_open
+            };
+            // Of the first key, then of the second one, then a late one of the first.
+            assert!(opens(1) && opens(3) && opens(2) && opens(0) && opens(5));
+            // Of the fourth key, which no frame of the third one has announced.
+            assert!(!opens(8));
+            assert!(opens(6) && opens(5) && !opens(2) && opens(8) && opens(7) && !opens(5));
+        }
+    }
+
+    #[test]
+    fn each_key_has_other_tags() {
+        let [mut sender, _] = both(Security::Mac);
+        let [mut other, _] = both(Security::Encrypt);
+        let tags = [0, 100, 200].map(|number| {
+            // The same nonce would show the same key.
+            let Seal::Key(key) = sender.seal(number) else {
+                panic!("no key");
+            };
+            let mut frame = vec![0; HEADER_BYTES];
+            key.seal(5, &mut frame);
+            frame[HEADER_BYTES..].to_vec()
+        });
+        assert!(tags[0] != tags[1] && tags[1] != tags[2] && tags[0] != tags[2]);
+        assert_ne!(
+            frame(&mut other, 0).1,
+            frame(&mut both(Security::Mac)[0], 0).1
+        );
+    }
+
+    #[test]
+    fn a_frame_that_is_too_short_for_a_tag_is_not_opened() {
+        let [mut sender, mut receiver] = both(Security::Encrypt);
+        let (header, frame) = frame(&mut sender, 3);
+        for length in 0..frame.len() {
+            assert!(!receiver.open(&header, &mut frame[..length].to_vec()));
+        }
+        // Padding.
+        assert!(receiver.open(&header, &mut [&frame[..], &[0; 9]].concat()));
+    }
+}

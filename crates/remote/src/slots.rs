@@ -5,14 +5,13 @@
 //! RECEIVING ── the request is wrong ──> DONE
 //! ```
 
-use std::collections::VecDeque;
-
 use jericho_format::PAGE_BYTES;
-use jericho_format::wire::{CompletionRecord, FLAG_FUA, PLACE_BYTES, RequestRecord};
+use jericho_format::wire::{CompletionRecord, FLAG_FUA, LANES_MAX, PLACE_BYTES, RequestRecord};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
 use crate::content::{Content, Part, RequestId};
 use crate::errno::{EINVAL, EOPNOTSUPP, EROFS};
+use crate::lanes::{Lanes, Sources};
 use crate::operation::{Action, Operation};
 use crate::pages::Run;
 use crate::pieces::Pieces;
@@ -71,6 +70,8 @@ struct Slot {
     is_queued: bool,
     /// How often the slot is in `Slots::parts`.
     parts: u32,
+    /// Lane of the channel on which the latest request has arrived.
+    lane: u16,
 }
 
 /// All slots of a session, and what must be sent for them.
@@ -79,9 +80,9 @@ pub(crate) struct Slots {
     slots: Vec<Slot>,
     limits: Limits,
     /// Slots with a completion to send. Each is here once, so that an initiator that acknowledges nothing uses no further memory.
-    records: VecDeque<u16>,
+    records: Lanes<u16>,
     /// Parts of the latest request of a slot.
-    parts: VecDeque<Part>,
+    parts: Lanes<Part>,
 }
 
 impl Slots {
@@ -92,27 +93,29 @@ impl Slots {
             state: State::Idle,
             is_queued: false,
             parts: 0,
+            lane: 0,
         };
         Slots {
             slots: (0..count).map(|_| idle()).collect(),
             limits,
-            records: VecDeque::new(),
-            parts: VecDeque::new(),
+            records: Lanes::new(LANES_MAX.into()),
+            parts: Lanes::new(LANES_MAX.into()),
         }
     }
 
-    /// Takes a request. Returns what the device must do now, if anything. A request that is only wrong is completed at once, with the
+    /// Takes a request that has arrived on a channel of a lane. Returns what the device must do now, if anything. A request that is only wrong is completed at once, with the
     /// verifier.
     pub fn on_record(
         &mut self,
         record: RequestRecord,
         verifier: u64,
+        lane: u16,
     ) -> Result<Option<Begun>, Violation> {
         let name = RequestId {
             slot: record.slot.get(),
             sequence: record.sequence.get(),
         };
-        let Some(slot) = self.receive(name, record.pool_page.get())? else {
+        let Some(slot) = self.receive(name, record.pool_page.get(), lane)? else {
             return Ok(None);
         };
         let State::Receiving {
@@ -141,6 +144,7 @@ impl Slots {
         (place, length): (u16, usize),
         pool_page: u32,
         verifier: u64,
+        lane: u16,
     ) -> Result<(Option<u64>, Option<Begun>), Violation> {
         let pool_bytes = u64::from(self.limits.pool_pages) * PAGE_BYTES;
         let offset_bytes =
@@ -148,7 +152,7 @@ impl Slots {
         if offset_bytes + length as u64 > pool_bytes {
             return Err(Violation);
         }
-        let Some(slot) = self.receive(name, pool_page)? else {
+        let Some(slot) = self.receive(name, pool_page, lane)? else {
             return Ok((None, None));
         };
         let State::Receiving {
@@ -185,7 +189,7 @@ impl Slots {
         });
         if has_data {
             slot.parts += 1;
-            self.parts.push_back(Part {
+            self.parts.of(slot.lane).push_back(Part {
                 name,
                 from_bytes: 0,
                 to_bytes: operation.length_bytes,
@@ -196,11 +200,11 @@ impl Slots {
     }
 
     /// Returns what the next frame should carry.
-    pub fn next_content(&mut self, payload_max: u16) -> Option<Content> {
+    pub fn next_content(&mut self, from: Sources<'_>, payload_max: u16) -> Option<Content> {
         let most = usize::from(payload_max) / size_of::<CompletionRecord>();
         let mut names = Vec::new();
         while names.len() < most
-            && let Some(at) = self.records.pop_front()
+            && let Some(at) = self.records.pop(from)
         {
             let slot = &mut self.slots[usize::from(at)];
             slot.is_queued = false;
@@ -215,11 +219,13 @@ impl Slots {
         if !names.is_empty() {
             return Some(Content::Records(names));
         }
-        let part = self.parts.front_mut()?;
+        let lane = self.parts.next_lane(from)?;
+        let queue = self.parts.of(lane);
+        let part = queue.front_mut()?;
         let first = part.take_first(payload_max);
         if part.is_empty() {
             self.slots[usize::from(part.name.slot)].parts -= 1;
-            self.parts.pop_front();
+            queue.pop_front();
         }
         Some(Content::Data(first))
     }
@@ -250,8 +256,9 @@ impl Slots {
         match content {
             Content::Records(names) => names.into_iter().for_each(|name| self.queue(name)),
             Content::Data(part) if self.data(part.name).is_some() => {
-                self.slots[usize::from(part.name.slot)].parts += 1;
-                self.parts.push_front(part);
+                let slot = &mut self.slots[usize::from(part.name.slot)];
+                slot.parts += 1;
+                self.parts.of(slot.lane).push_front(part);
             }
             Content::Data(_) => {}
         }
@@ -265,7 +272,7 @@ impl Slots {
         let slot = &mut self.slots[usize::from(name.slot)];
         if !slot.is_queued {
             slot.is_queued = true;
-            self.records.push_back(name.slot);
+            self.records.of(slot.lane).push_back(name.slot);
         }
     }
 
@@ -278,7 +285,12 @@ impl Slots {
     }
 
     /// Returns the slot if it takes the sequence, in `Receiving`. Returns `None` for a late copy of what the slot has, or has had.
-    fn receive(&mut self, name: RequestId, pool_page: u32) -> Result<Option<&mut Slot>, Violation> {
+    fn receive(
+        &mut self,
+        name: RequestId,
+        pool_page: u32,
+        lane: u16,
+    ) -> Result<Option<&mut Slot>, Violation> {
         let slot = self.slots.get_mut(usize::from(name.slot));
         let slot = slot.ok_or(Violation)?;
         let ahead = name.sequence.wrapping_sub(slot.sequence) as i32;
@@ -291,7 +303,7 @@ impl Slots {
                     slot.parts = 0;
                     self.parts.retain(|part| part.name.slot != name.slot);
                 }
-                slot.sequence = name.sequence;
+                (slot.sequence, slot.lane) = (name.sequence, lane);
                 slot.state = State::Receiving {
                     record: None,
                     pool_page,
@@ -406,55 +418,75 @@ mod tests {
         let mut slots = Slots::new(2, LIMITS);
         let write = record(op::WRITE, (1, 1), 1, 3);
         let part = || (0, PAGE_BYTES as usize);
-        assert_eq!(slots.on_record(write, 7), Ok(None));
-        assert_eq!(slots.on_record(write, 7), Ok(None));
-        let (place, begun) = slots.on_data(name(1, 1), part(), 3, 7).unwrap();
+        assert_eq!(slots.on_record(write, 7, 0), Ok(None));
+        assert_eq!(slots.on_record(write, 7, 0), Ok(None));
+        let (place, begun) = slots.on_data(name(1, 1), part(), 3, 7, 0).unwrap();
         assert_eq!(place, Some(3 * PAGE_BYTES));
         assert_eq!(begun.map(|begun| begun.name), Some(name(1, 1)));
         for _ in 0..2 {
             // While the device writes, and after it has.
-            assert_eq!(slots.on_record(write, 7), Ok(None));
-            assert_eq!(slots.on_data(name(1, 1), part(), 3, 7), Ok((None, None)));
+            assert_eq!(slots.on_record(write, 7, 0), Ok(None));
+            assert_eq!(slots.on_data(name(1, 1), part(), 3, 7, 0), Ok((None, None)));
             slots.ended(name(1, 1), 0, 7);
         }
         let next = record(op::FLUSH, (1, 2), 0, 0);
-        assert!(slots.on_record(next, 7).unwrap().is_some());
-        assert_eq!(slots.on_record(write, 7), Ok(None));
-        assert_eq!(slots.on_data(name(1, 1), part(), 3, 7), Ok((None, None)));
+        assert!(slots.on_record(next, 7, 0).unwrap().is_some());
+        assert_eq!(slots.on_record(write, 7, 0), Ok(None));
+        assert_eq!(slots.on_data(name(1, 1), part(), 3, 7, 0), Ok((None, None)));
     }
 
     #[test]
     fn frames_that_break_a_rule_are_violations() {
         let mut slots = Slots::new(2, LIMITS);
         // A slot that does not exist, a sequence that is not due, pages beyond the pool.
-        assert!(slots.on_record(record(op::READ, (2, 1), 1, 0), 7).is_err());
-        assert!(slots.on_record(record(op::READ, (0, 2), 1, 0), 7).is_err());
-        assert!(slots.on_record(record(op::READ, (0, 1), 1, 8), 7).is_err());
-        assert!(slots.on_data(name(1, 1), (0, 4096), 8, 7).is_err());
-        assert!(slots.on_data(name(1, 1), (64, 4096), 7, 7).is_err());
+        assert!(
+            slots
+                .on_record(record(op::READ, (2, 1), 1, 0), 7, 0)
+                .is_err()
+        );
+        assert!(
+            slots
+                .on_record(record(op::READ, (0, 2), 1, 0), 7, 0)
+                .is_err()
+        );
+        assert!(
+            slots
+                .on_record(record(op::READ, (0, 1), 1, 8), 7, 0)
+                .is_err()
+        );
+        assert!(slots.on_data(name(1, 1), (0, 4096), 8, 7, 0).is_err());
+        assert!(slots.on_data(name(1, 1), (64, 4096), 7, 7, 0).is_err());
         // No whole units.
-        assert!(slots.on_data(name(1, 1), (0, 100), 0, 7).is_err());
+        assert!(slots.on_data(name(1, 1), (0, 100), 0, 7, 0).is_err());
         // Another page than the one before, data outside of the request.
         let mut slots = Slots::new(2, LIMITS);
-        slots.on_data(name(0, 1), (64, 4096), 1, 7).unwrap();
-        assert!(slots.on_data(name(0, 1), (0, 4096), 2, 7).is_err());
-        assert!(slots.on_record(record(op::WRITE, (0, 1), 1, 1), 7).is_err());
+        slots.on_data(name(0, 1), (64, 4096), 1, 7, 0).unwrap();
+        assert!(slots.on_data(name(0, 1), (0, 4096), 2, 7, 0).is_err());
+        assert!(
+            slots
+                .on_record(record(op::WRITE, (0, 1), 1, 1), 7, 0)
+                .is_err()
+        );
         // The next request while the device executes one.
         let mut slots = Slots::new(2, LIMITS);
         assert!(
             slots
-                .on_record(record(op::READ, (0, 1), 1, 0), 7)
+                .on_record(record(op::READ, (0, 1), 1, 0), 7, 0)
                 .unwrap()
                 .is_some()
         );
-        assert!(slots.on_record(record(op::READ, (0, 2), 1, 0), 7).is_err());
+        assert!(
+            slots
+                .on_record(record(op::READ, (0, 2), 1, 0), 7, 0)
+                .is_err()
+        );
     }
 
     #[test]
     fn an_initiator_that_acknowledges_nothing_does_not_fill_the_memory() {
         let mut slots = Slots::new(1, LIMITS);
         for sequence in 1..1000 {
-            let begun = slots.on_record(record(op::READ, (0, sequence), 1, 0), 7);
+            let begun = slots.on_record(record(op::READ, (0, sequence), 1, 0), 7, 0);
             assert!(begun.unwrap().is_some());
             slots.ended(name(0, sequence), 0, 7);
         }

@@ -14,12 +14,12 @@ use jericho_format::wire::{
 use zerocopy::FromBytes;
 
 use crate::Time;
-use crate::attachment::Attachment;
+use crate::attachment::{Attachment, rebalance};
 use crate::channel::NeverSent;
 use crate::content::RequestId;
 use crate::cookie::Cookies;
 use crate::export::{Asked, Export, ExportConfig, Owner};
-use crate::frame::{Entropy, Frame, Link, random_id};
+use crate::frame::{Entropy, Frame, Link, lane_of, nodes_of, random_id};
 use crate::operation::{Action, Operation};
 use crate::pages::Run;
 use crate::requests::POOL_PAGES_MIN;
@@ -138,8 +138,6 @@ struct Session {
     continues: bool,
     slots: Slots,
     channels: Vec<Attachment>,
-    /// The channel that sends next.
-    turn: usize,
     /// Operations that the device has not ended.
     executing: u32,
     /// It has lost the export, and ends with its operations.
@@ -154,6 +152,8 @@ pub struct Target {
     cookies: Cookies,
     entropy: Entropy,
     links: Vec<Link>,
+    /// Distinct nodes of the links. The pool of a session has the same number of pages for each.
+    nodes: Vec<u32>,
     exports: Vec<Export>,
     /// In the order in which they began, so that runs with the same seed are the same.
     sessions: BTreeMap<u64, Session>,
@@ -193,6 +193,7 @@ impl Target {
             cookies: Cookies::new(random_id(&mut entropy)),
             entropy,
             links: links.to_vec(),
+            nodes: nodes_of(links),
             exports,
             sessions: BTreeMap::new(),
             sessions_begun: 0,
@@ -211,6 +212,19 @@ impl Target {
     /// Returns the number of sessions, of which some may only wait for their operations.
     pub fn sessions(&self) -> usize {
         self.sessions.len()
+    }
+
+    /// Returns the nodes of the links, and the pages of a pool that belong to each. None: no link has a known node.
+    pub fn own_pages(&self) -> Vec<(u32, std::ops::Range<u32>)> {
+        let nodes = self.nodes.iter();
+        nodes.map(|&node| (node, self.near(Some(node)))).collect()
+    }
+
+    /// Returns the pages of a pool that belong to a node; none if it has no link.
+    fn near(&self, node: Option<u32>) -> std::ops::Range<u32> {
+        let pages = self.config.pool_pages / self.nodes.len().max(1) as u32;
+        let lane = lane_of(&self.nodes, node).map(u32::from);
+        lane.map_or(0..0, |lane| lane * pages..(lane + 1) * pages)
     }
 
     /// Takes a frame that arrived on a link, and decrypts it in place. Returns its payload and where the caller must copy it, before the
@@ -247,13 +261,14 @@ impl Target {
         let session = self.sessions.get_mut(&number)?;
         let of_frame = |channel: &&mut Attachment| channel.own_index == header.index.get();
         let attachment = session.channels.iter_mut().find(of_frame)?;
+        let lane = attachment.lane;
         let payload = attachment.open(&header, frame)?;
         let mut lost = Vec::new();
         let arrived = attachment.arrived(now, &header, payload, &KINDS, &mut lost)?;
         session.slots.lost(lost);
         let place = match arrived {
             Err(NeverSent) => Err(Violation),
-            Ok(true) => self.on_content(now, number, &header, payload),
+            Ok(true) => self.on_content(now, (number, lane), &header, payload),
             Ok(false) => Ok(None),
         };
         let place = place.unwrap_or_else(|Violation| {
@@ -331,7 +346,6 @@ impl Target {
             continues,
             slots: Slots::new(self.config.slots, limits),
             channels: Vec::new(),
-            turn: 0,
             executing: 0,
             is_fenced: false,
         };
@@ -357,6 +371,9 @@ impl Target {
     pub fn poll(&mut self, now: Time) {
         let numbers: Vec<u64> = self.sessions.keys().copied().collect();
         for number in numbers {
+            if let Some(session) = self.sessions.get_mut(&number) {
+                rebalance(session.channels.iter_mut());
+            }
             self.on_session_timer(now, number);
             self.transmit(now, number);
         }
@@ -372,7 +389,7 @@ impl Target {
     fn on_content(
         &mut self,
         now: Time,
-        number: u64,
+        (number, lane): (u64, u16),
         header: &FrameHeader,
         payload: &[u8],
     ) -> Result<Option<PoolPlace>, Violation> {
@@ -384,7 +401,7 @@ impl Target {
                 let records = <[RequestRecord]>::ref_from_bytes(payload).map_err(|_| Violation)?;
                 for record in records {
                     let session = self.sessions.get_mut(&number).ok_or(Violation)?;
-                    let begun = session.slots.on_record(*record, verifier)?;
+                    let begun = session.slots.on_record(*record, verifier, lane)?;
                     self.execute(number, begun);
                 }
                 Ok(None)
@@ -396,7 +413,7 @@ impl Target {
                 };
                 let part = (header.place.get(), payload.len());
                 let page = header.pool_page.get();
-                let (place, begun) = session.slots.on_data(name, part, page, verifier)?;
+                let (place, begun) = session.slots.on_data(name, part, page, verifier, lane)?;
                 self.execute(number, begun);
                 Ok(place.map(|at_bytes| PoolPlace {
                     session: number,
@@ -484,6 +501,7 @@ impl Target {
         if let Some(session) = self.sessions.get_mut(&number) {
             session.channels.clear();
         }
+        (0..self.links.len() as u16).for_each(|link| self.share_credit(link));
         self.exports[export].owner = None;
         self.exports[export].generation += 1;
         if is_idle {

@@ -104,6 +104,10 @@ impl<L: Layer> Device for L {
     fn queue_fd(&self) -> Option<BorrowedFd<'_>> {
         Layer::queue_fd(self)
     }
+    fn network(&self) -> Option<crate::NetworkStat> {
+        self.below().network()
+    }
+
     fn describe(&self) -> String {
         self.below().describe()
     }

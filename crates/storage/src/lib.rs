@@ -39,6 +39,7 @@ mod file;
 mod flush;
 mod handle;
 mod layer;
+mod network;
 mod open;
 mod opening;
 mod pool_queue;
@@ -67,6 +68,7 @@ pub use epochs::{FlushEpoch, FlushEpochs};
 pub use handle::is_in_range;
 pub use jericho_sys::memory::Segment;
 pub use layer::Layer;
+pub use network::{ChannelStat, LockStat, NetworkStat};
 pub use open::open_device;
 pub use opening::{OpenError, OpenOptions};
 pub use queue::{open_pool_queue, open_queue, open_signalling_queue};
@@ -295,6 +297,10 @@ pub trait Device: Send + Sync {
     }
     /// Returns one line for logs and `jericho stat`: the kind, direct or buffered, and whether and why io_uring is not used.
     fn describe(&self) -> String;
+    /// Returns what is known of the network, for a device of another host.
+    fn network(&self) -> Option<NetworkStat> {
+        None
+    }
 }
 
 /// Transfers that a device performs by itself, without a thread that waits.

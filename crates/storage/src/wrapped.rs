@@ -39,6 +39,10 @@ macro_rules! facts_of_the_wrapped_device {
             self.device.is_silent()
         }
 
+        fn network(&self) -> Option<$crate::NetworkStat> {
+            self.device.network()
+        }
+
         fn is_read_only(&self) -> bool {
             self.device.is_read_only()
         }

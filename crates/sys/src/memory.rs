@@ -62,6 +62,50 @@ unsafe impl Send for Mapping {}
 // serialises. Concurrent copies may tear, which the module documents and the callers validate.
 unsafe impl Sync for Mapping {}
 
+/// Sets a policy for pages of this process that are allocated later: mbind(2). A kernel built without NUMA (ENOSYS) has only node 0, and binding
+/// to it succeeds.
+fn set_policy(first: *const u8, len: usize, mode: libc::c_int, node: u32) -> io::Result<()> {
+    let bits = u64::BITS;
+    let mut mask = vec![0u64; (node / bits + 1) as usize];
+    mask[(node / bits) as usize] |= 1 << (node % bits);
+    // The kernel reads one bit fewer than the given number, by a historical off-by-one.
+    let mask_bits = mask.len() * bits as usize + 1;
+    // SAFETY: the mask has the given length. The call changes a policy only, and fails for addresses that are not mapped.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            first,
+            len,
+            mode as libc::c_ulong,
+            mask.as_ptr(),
+            mask_bits,
+            0 as libc::c_ulong,
+        )
+    };
+    if result == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() == Some(libc::ENOSYS) && node == 0 {
+        return Ok(());
+    }
+    Err(error)
+}
+
+/// Has the kernel take the pages of `bytes` that it allocates from now on from kernel node `node`, as long as it has free memory
+/// (MPOL_PREFERRED). `bytes` must start on a page; a part of a page at its end is left out. Fails as [`Mapping::bind`].
+pub fn prefer_node(bytes: &mut [u8], node: u32) -> io::Result<()> {
+    let page = rustix::param::page_size();
+    let whole = bytes.len() / page * page;
+    if node >= NODE_LIMIT || !(bytes.as_ptr() as usize).is_multiple_of(page) {
+        return Err(rustix::io::Errno::INVAL.into());
+    }
+    match whole {
+        0 => Ok(()),
+        whole => set_policy(bytes.as_ptr(), whole, libc::MPOL_PREFERRED, node),
+    }
+}
+
 impl Mapping {
     /// Creates and maps a zeroed segment of `len` bytes (rounded up to whole pages) called `name` (shown in /proc/PID/maps).
     /// Populates nothing: bind a policy first. With `huge`, asks for transparent huge pages.
@@ -197,31 +241,9 @@ impl Mapping {
         if range.is_empty() {
             return Ok(());
         }
-        let bits = u64::BITS;
-        let mut mask = vec![0u64; (node / bits + 1) as usize];
-        mask[(node / bits) as usize] |= 1 << (node % bits);
-        // The kernel reads one bit fewer than the given number, by a historical off-by-one.
-        let mask_bits = mask.len() * bits as usize + 1;
-        // SAFETY: the range lies inside this mapping (checked), the mask has the given length, and the call changes policy only.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_mbind,
-                self.base.as_ptr().add(range.start),
-                range.len(),
-                libc::MPOL_BIND as libc::c_ulong,
-                mask.as_ptr(),
-                mask_bits,
-                0 as libc::c_ulong,
-            )
-        };
-        if result == 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        if error.raw_os_error() == Some(libc::ENOSYS) && node == 0 {
-            return Ok(());
-        }
-        Err(error)
+        // SAFETY: the range lies inside this mapping (checked).
+        let first = unsafe { self.base.as_ptr().add(range.start) };
+        set_policy(first, range.len(), libc::MPOL_BIND, node)
     }
 
     /// Returns the kernel node that the page at byte `offset` is bound to, `None` when it has no policy of its own:

@@ -227,6 +227,8 @@ def set_up(*options):
             pass
     assert "slice      1" in run(JERICHO, "where", "mnt/far/log")
     assert "slice      0" in run(JERICHO, "where", "mnt/near/log")
+    stat = run(JERICHO, "stat", "mnt")
+    assert "network   i0: up" in stat and "lock of the protocol" in stat, stat
     return host
 
 

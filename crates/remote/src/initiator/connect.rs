@@ -11,9 +11,11 @@ use jericho_format::wire::{
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::{Attached, Ended, Initiator, InitiatorOutput, Leaving, REDIAL_AFTER, Session};
+use super::{
+    Attached, Ended, Initiator, InitiatorOutput, Leaving, LinkState, REDIAL_AFTER, Session,
+};
 use crate::Time;
-use crate::attachment::Attachment;
+use crate::attachment::{Attachment, Load};
 use crate::channel::{Channel, State};
 use crate::dial::{Asking, Dial, Offered, Sends};
 use crate::frame::{Body, Frame, random_index};
@@ -30,7 +32,10 @@ const CLOSE_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Initiator {
     /// Takes OFFER, ACCEPT or REFUSED.
-    pub(super) fn on_answer(&mut self, now: Time, link: u16, header: &FrameHeader, payload: &[u8]) {
+    pub(super) fn on_answer(&mut self, now: Time, nic: u16, header: &FrameHeader, payload: &[u8]) {
+        let Some(link) = self.asked_link(nic, header, payload) else {
+            return;
+        };
         match header.kind {
             frame_kind::OFFER => {
                 if let Ok((offer, _)) = Offer::read_from_prefix(payload)
@@ -50,6 +55,28 @@ impl Initiator {
                 }
             }
         }
+    }
+
+    /// Returns the link of a network interface whose question a frame answers.
+    fn asked_link(&self, nic: u16, header: &FrameHeader, payload: &[u8]) -> Option<u16> {
+        let index = header.index.get();
+        let refused = Refused::read_from_prefix(payload).ok();
+        let refused = refused.map_or(0, |(refused, _)| refused.index.get());
+        let is_asked = |state: &LinkState| {
+            let channel = state.channel.as_ref();
+            match header.kind {
+                frame_kind::OFFER => state.dial.hello_index() == Some(index),
+                frame_kind::ACCEPT => state.dial.asked_index() == Some(index),
+                // Of a HANDSHAKE, or of a frame on a channel.
+                _ => {
+                    state.dial.asked_index() == Some(refused)
+                        || channel.is_some_and(|channel| channel.peer_index == refused)
+                }
+            }
+        };
+        let mut links = (0_u16..).zip(&self.links);
+        let found = links.find(|(_, state)| state.link.nic == nic && is_asked(state))?;
+        Some(found.0)
     }
 
     pub(super) fn on_offer(&mut self, now: Time, link: u16, header: &FrameHeader, offer: &Offer) {
@@ -73,7 +100,13 @@ impl Initiator {
             && target != offer.target
             && mac != header.source
         {
-            return self.end(now, Ended::TwoTargets(mac, header.source));
+            // The address of a frame may be damaged, and a target may have been restarted since the first answer. So the next search decides.
+            state.conflicts += 1;
+            if state.conflicts > 1 {
+                return self.end(now, Ended::TwoTargets(mac, header.source));
+            }
+            (state.answered, state.dial) = (None, Dial::Idle);
+            return state.dial.seek(now, || random_index(&mut self.entropy));
         }
         state.answered = Some((offer.target, header.source));
         if is_reachable
@@ -156,8 +189,13 @@ impl Initiator {
             peer_index: accept.index.get(),
             payload_max,
             seals,
+            lane: state.lane,
+            load: Load::default(),
             answer: None,
         };
+        let near = accept.near_page.get();
+        let near_end = near.saturating_add(accept.near_pages.get());
+        self.requests.set_near(state.lane, near..near_end);
         if let Some(old) = state.channel.replace(attachment) {
             self.take_content(old);
         }
@@ -356,6 +394,7 @@ impl Initiator {
         handshake.export = self.export;
         handshake.credit = U16::new(self.links[link].link.credit);
         let old = self.links[link].channel.as_ref();
+        handshake.lane = U16::new(self.links[link].lane);
         handshake.replaces = U32::new(old.map_or(0, |old| old.own_index));
         let Some(key) = &self.config.key else {
             return Some(handshake);

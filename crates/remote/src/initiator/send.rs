@@ -4,11 +4,12 @@ use jericho_format::wire::{FrameHeader, RequestRecord, frame_kind};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::U32;
 
-use super::{Initiator, InitiatorOutput};
+use super::{Initiator, InitiatorOutput, LinkState};
 use crate::Time;
 use crate::attachment::{Attachment, Sender};
 use crate::content::{Content, Part};
 use crate::frame::{Body, Frame};
+use crate::lanes::Sources;
 
 impl Initiator {
     /// Sends CLOSE on all channels.
@@ -41,16 +42,20 @@ impl Initiator {
         self.outputs.push_back(InitiatorOutput::Send(frame));
     }
 
-    /// Sends content on all channels in turn, as far as they have room, and then the acknowledgements that are due.
+    /// Sends content on the channels, as far as they have room, and then the acknowledgements that are due.
     pub(super) fn transmit(&mut self, now: Time) {
         let count = self.links.len();
-        let mut without = 0;
-        while without < count {
-            let link = self.turn % count;
+        let open = self.open_lanes(now);
+        let has_room = |state: &LinkState| {
+            let channel = state.channel.as_ref();
+            channel.is_some_and(|attachment| attachment.channel.has_room())
+        };
+        let mut ready: Vec<usize> = (0..count).filter(|&at| has_room(&self.links[at])).collect();
+        while let Some(place) = self.next_of(&ready) {
+            let link = ready[place];
             self.turn = (link + 1) % count;
-            match self.transmit_one(now, link) {
-                true => without = 0,
-                false => without += 1,
+            if !self.transmit_one(now, link, &open) {
+                ready.swap_remove(place);
             }
         }
         for link in 0..count {
@@ -61,17 +66,58 @@ impl Initiator {
         }
     }
 
+    /// Returns which of some links sends next: the one that has carried the fewest bytes, or the next one in turn.
+    fn next_of(&self, ready: &[usize]) -> Option<usize> {
+        let count = self.links.len();
+        let distance = |link: usize| (link + count - self.turn) % count;
+        let key = |link: usize| match self.schedule.is_open() {
+            true => (0, distance(link)),
+            false => {
+                let attachment = self.links[link].channel.as_ref();
+                let bytes = attachment.map_or(0, Attachment::balance_bytes);
+                (bytes, distance(link))
+            }
+        };
+        (0..ready.len()).min_by_key(|&place| key(ready[place]))
+    }
+
+    /// Returns for each lane whether channels of other lanes may take its content.
+    fn open_lanes(&mut self, now: Time) -> Vec<bool> {
+        let lanes = self.nodes.len().max(1);
+        if lanes == 1 {
+            return vec![false];
+        }
+        let mut channels = vec![0; lanes];
+        for state in &self.links {
+            let is_up = state.channel.as_ref().is_some_and(Attachment::is_up);
+            channels[usize::from(state.lane)] += u64::from(is_up);
+        }
+        let requests = &mut self.requests;
+        let waiting: Vec<u64> = (0..lanes as u16)
+            .map(|lane| requests.waiting_bytes(lane))
+            .collect();
+        self.schedule.look(now, &channels, &waiting);
+        let is_open = self.schedule.is_open();
+        channels
+            .iter()
+            .map(|&count| is_open || count == 0)
+            .collect()
+    }
+
     /// Sends one frame with content on a link. Returns whether it did.
-    fn transmit_one(&mut self, now: Time, link: usize) -> bool {
+    fn transmit_one(&mut self, now: Time, link: usize, open: &[bool]) -> bool {
         let attachment = self.links[link].channel.as_ref();
         let Some(attachment) = attachment.filter(|attachment| attachment.channel.has_room()) else {
             return false;
         };
         let (payload_max, acks_fit) =
             (attachment.payload_max, attachment.channel.acks_fit_header());
-        let Some(content) = self.requests.next_content(payload_max) else {
+        let own = attachment.lane;
+        let from = Sources { own, open };
+        let Some(content) = self.requests.next_content(from, payload_max) else {
             return false;
         };
+        let lane = self.requests.lane_of_content(&content);
         let frame = match &content {
             Content::Records(names) => {
                 let records = names.iter().filter_map(|name| self.requests.record(*name));
@@ -86,6 +132,10 @@ impl Initiator {
             self.send_ack(now, link);
         }
         if let Some(frame) = frame {
+            let bytes = u64::from(frame.0.payload_bytes.get());
+            if let Some(channel) = &mut self.links[link].channel {
+                channel.carried(lane, bytes);
+            }
             self.send(link, |channel, sender| {
                 channel.content(now, sender, frame, content)
             });

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use jericho_format::wire::{
     Accept, CHANNELS_MAX, FLAG_CONTINUES, FLAG_FROM_TARGET, FLAG_READ_ONLY, FLAG_RESUMES,
-    FLAG_TAKE_OVER, FrameHeader, Handshake, Hello, Mac, NAME_BYTES, Offer, PAYLOADS, Refused,
-    WIRE_MAGIC, WIRE_VERSION, frame_kind, payload_max_of, reason,
+    FLAG_TAKE_OVER, FrameHeader, Handshake, Hello, LANES_MAX, Mac, NAME_BYTES, Offer, PAYLOADS,
+    Refused, WIRE_MAGIC, WIRE_VERSION, frame_kind, payload_max_of, reason,
 };
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::{Target, TargetOutput};
 use crate::Time;
-use crate::attachment::Attachment;
+use crate::attachment::{Attachment, Load};
 use crate::channel::Channel;
 use crate::export::{Export, Owner, Pending};
 use crate::frame::{Body, Frame, random_index};
@@ -22,6 +22,8 @@ use crate::seal::Seals;
 
 /// How long a channel that does not answer sends PING.
 const QUIET_AFTER: Duration = Duration::from_secs(10);
+/// Frames that a channel may have in flight in any case.
+const CREDIT_MIN: usize = 4;
 /// Answers to unknown indexes in a second.
 const UNKNOWN_MAX: u32 = 100;
 
@@ -120,7 +122,9 @@ impl Target {
             return self.refuse(who, handshake, reason::FENCED);
         }
         let payload_max = handshake.payload_max.get();
-        let is_possible = PAYLOADS.contains(&payload_max) && handshake.index.get() != 0;
+        let is_possible = PAYLOADS.contains(&payload_max)
+            && handshake.index.get() != 0
+            && handshake.lane.get() < LANES_MAX;
         if !is_possible {
             return self.refuse(who, handshake, reason::PROTOCOL);
         }
@@ -270,7 +274,7 @@ impl Target {
         let own = self.links[usize::from(link)];
         let link_max = payload_max_of(own.mtu).unwrap_or(u16::MAX);
         let payload_max = handshake.payload_max.get().min(link_max);
-        let accept = self.accept_record(number, own_index, (own.credit, payload_max));
+        let accept = self.accept_record(number, own_index, (link, payload_max));
         let Some(accept) = accept else {
             return false;
         };
@@ -320,11 +324,34 @@ impl Target {
             peer_index: handshake.index.get(),
             payload_max,
             seals,
+            lane: handshake.lane.get(),
+            load: Load::default(),
             answer,
         });
         self.indexes.insert(own_index, number);
+        self.share_credit(link);
         self.accept(number, own_index);
         true
+    }
+
+    /// Shares the credit of a link among its channels: they have one receive buffer.
+    pub(super) fn share_credit(&mut self, link: u16) {
+        let share = self.share(link, 0);
+        let sessions = self.sessions.values_mut();
+        let channels = sessions.flat_map(|session| &mut session.channels);
+        for one in channels.filter(|one| one.link == link) {
+            one.channel.set_own_credit(share);
+        }
+    }
+
+    /// Returns the credit of each channel of a link, once it has a channel with an index, too; 0: the channels that there are.
+    fn share(&self, link: u16, own_index: u32) -> u16 {
+        let sessions = self.sessions.values();
+        let channels = sessions.flat_map(|session| &session.channels);
+        let others = channels.filter(|one| one.link == link && one.own_index != own_index);
+        let count = others.count() + usize::from(own_index != 0);
+        let credit = usize::from(self.links[usize::from(link)].credit);
+        (credit / count.max(1)).max(CREDIT_MIN) as u16
     }
 
     /// Sends ACCEPT for a channel.
@@ -337,11 +364,8 @@ impl Target {
         let mut body = match &channel.answer {
             Some(message) => message.to_vec(),
             None => {
-                let limits = (
-                    self.links[usize::from(channel.link)].credit,
-                    channel.payload_max,
-                );
-                match self.accept_record(number, own_index, limits) {
+                let of_channel = (channel.link, channel.payload_max);
+                match self.accept_record(number, own_index, of_channel) {
                     Some(accept) => accept.as_bytes().to_vec(),
                     None => return,
                 }
@@ -352,12 +376,12 @@ impl Target {
         self.send_outside(to, index, frame_kind::ACCEPT, body);
     }
 
-    /// Returns the record of the ACCEPT for a channel with an index, a credit and a largest payload.
+    /// Returns the record of the ACCEPT for a channel with an index, a link and a largest payload.
     fn accept_record(
         &self,
         number: u64,
         own_index: u32,
-        (credit, payload_max): (u16, u16),
+        (link, payload_max): (u16, u16),
     ) -> Option<Accept> {
         let session = self.sessions.get(&number)?;
         let export = &self.exports[session.export];
@@ -375,7 +399,11 @@ impl Target {
         accept.salt = U32::new(session.salt);
         accept.pool_pages = U32::new(self.config.pool_pages);
         accept.slots = U16::new(self.config.slots);
-        accept.credit = U16::new(credit);
+        let (at, link) = (link, self.links[usize::from(link)]);
+        accept.credit = U16::new(self.share(at, own_index));
+        let near = self.near(link.node);
+        accept.near_page = U32::new(near.start);
+        accept.near_pages = U32::new(near.end - near.start);
         accept.payload_max = U16::new(payload_max);
         Some(accept)
     }

@@ -1,6 +1,8 @@
 //! Frames of a target's channels.
 
-use jericho_format::wire::{CompletionRecord, FLAG_FROM_TARGET, FrameHeader, frame_kind};
+use jericho_format::wire::{
+    CompletionRecord, FLAG_FROM_TARGET, FrameHeader, LANES_MAX, frame_kind,
+};
 use zerocopy::IntoBytes;
 
 use super::{Session, Target, TargetOutput};
@@ -8,6 +10,7 @@ use crate::Time;
 use crate::attachment::{Attachment, Sender};
 use crate::content::{Content, Part};
 use crate::frame::{Body, Frame};
+use crate::lanes::Sources;
 use crate::slots::Slots;
 
 /// A channel: the session, and the place in its list of channels.
@@ -33,21 +36,20 @@ impl Target {
         }
     }
 
-    /// Sends content on all channels in turn, as far as they have room, and then the acknowledgements that are due.
+    /// Sends content on the channels, as far as they have room, and then the acknowledgements that are due.
     pub(super) fn transmit(&mut self, now: Time, number: u64) {
-        let Some(count) = self.sessions.get(&number).map(|s| s.channels.len()) else {
+        let Some(session) = self.sessions.get(&number) else {
             return;
         };
-        let mut without = 0;
-        while without < count {
-            let Some(session) = self.sessions.get_mut(&number) else {
-                return;
-            };
-            let channel = session.turn % count;
-            session.turn = (channel + 1) % count;
-            match self.transmit_one(now, (number, channel)) {
-                true => without = 0,
-                false => without += 1,
+        let count = session.channels.len();
+        let mut open = [true; LANES_MAX as usize];
+        let up = session.channels.iter().filter(|channel| channel.is_up());
+        up.for_each(|channel| open[usize::from(channel.lane)] = false);
+        let has_room = |at: &usize| session.channels[*at].channel.has_room();
+        let mut ready: Vec<usize> = (0..count).filter(has_room).collect();
+        while let Some(place) = self.next_of(number, &ready) {
+            if !self.transmit_one(now, (number, ready[place]), &open) {
+                ready.remove(place);
             }
         }
         for channel in 0..count {
@@ -58,8 +60,15 @@ impl Target {
         }
     }
 
+    /// Returns which of some channels sends next: the one that has carried the fewest bytes.
+    fn next_of(&self, number: u64, ready: &[usize]) -> Option<usize> {
+        let channels = &self.sessions.get(&number)?.channels;
+        let bytes = |place: &usize| channels[ready[*place]].balance_bytes();
+        (0..ready.len()).min_by_key(bytes)
+    }
+
     /// Sends one frame with content on a channel. Returns whether it did.
-    fn transmit_one(&mut self, now: Time, of: ChannelOf) -> bool {
+    fn transmit_one(&mut self, now: Time, of: ChannelOf, open: &[bool]) -> bool {
         let Some(session) = self.sessions.get_mut(&of.0) else {
             return false;
         };
@@ -69,7 +78,11 @@ impl Target {
         }
         let (payload_max, acks_fit) =
             (attachment.payload_max, attachment.channel.acks_fit_header());
-        let Some(content) = session.slots.next_content(payload_max) else {
+        let own = attachment.lane;
+        let Some(content) = session
+            .slots
+            .next_content(Sources { own, open }, payload_max)
+        else {
             return false;
         };
         let frame = match &content {
@@ -86,6 +99,10 @@ impl Target {
             self.send_ack(now, of);
         }
         if let Some(frame) = frame {
+            let bytes = u64::from(frame.0.payload_bytes.get());
+            if let Some(session) = self.sessions.get_mut(&of.0) {
+                session.channels[of.1].carried(Some(own), bytes);
+            }
             self.send(of, |channel, sender| {
                 channel.content(now, sender, frame, content)
             });

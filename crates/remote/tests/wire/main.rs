@@ -2,6 +2,7 @@
 
 mod disk;
 mod keys;
+mod lanes;
 mod oracle;
 mod promises;
 mod random;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use jericho_remote::{Action, Security};
+use jericho_remote::{Action, Scheduler, Security};
 use jericho_sim::{Random, WireFaults};
 
 use crate::world::{Settings, World};
@@ -58,6 +58,14 @@ fn random_settings(random: &mut Random) -> Settings {
         security: [Security::None, Security::Mac, Security::Encrypt][random.below(3) as usize],
         // Few enough that some sequences change keys.
         frames_per_key: 1024,
+        nodes: [vec![], vec![0, 1], vec![1, 0, 1]][random.below(3) as usize].clone(),
+        scheduler: [
+            Scheduler::Affinity,
+            Scheduler::RoundRobin,
+            Scheduler::Dynamic,
+            Scheduler::Backlog,
+        ][random.below(4) as usize],
+        channels: 1 + (random.below(3) * random.below(2)) as u16,
         ..Settings::default()
     }
 }

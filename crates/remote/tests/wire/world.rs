@@ -6,8 +6,8 @@ use std::time::Duration;
 use jericho_format::wire::{FRAMES_PER_KEY, FrameHeader};
 use jericho_remote::{
     Action, Body, Client, Ended, Entropy, ExportConfig, Frame, Initiator, InitiatorConfig,
-    InitiatorOutput, Key, Link, Operation, Owner, Security, Target, TargetConfig, TargetOutput,
-    Work, WorkError,
+    InitiatorOutput, Key, Link, Operation, Owner, Scheduler, Security, Target, TargetConfig,
+    TargetOutput, Work, WorkError,
 };
 use jericho_sim::{Arrival, Random, Wire, WireFaults};
 
@@ -32,6 +32,11 @@ pub struct Settings {
     pub operation: Duration,
     pub security: Security,
     pub frames_per_key: u64,
+    /// NUMA nodes of the links, of both sides; the others' are not known.
+    pub nodes: Vec<u32>,
+    pub scheduler: Scheduler,
+    /// Channels of an initiator on each link.
+    pub channels: u16,
 }
 
 impl Default for Settings {
@@ -52,6 +57,9 @@ impl Default for Settings {
             operation: Duration::from_micros(200),
             security: Security::None,
             frames_per_key: FRAMES_PER_KEY,
+            nodes: Vec::new(),
+            scheduler: Scheduler::Affinity,
+            channels: 1,
         }
     }
 }
@@ -116,6 +124,8 @@ pub struct World {
     pub hosts: Vec<Host>,
     /// Whom the target allows to use the export.
     pub clients: Vec<Client>,
+    /// Node of the threads that submit; none: they differ.
+    pub submits_on: Option<u32>,
     /// The key of the next host, if it is another one than its client's.
     pub next_key: Option<Option<Key>>,
     /// All frames that were sent, if it is there.
@@ -151,6 +161,7 @@ impl World {
             fails_records: 0,
             hosts: Vec::new(),
             clients: (0..8).map(client).collect(),
+            submits_on: None,
             next_key: None,
             sent: None,
             strangers: 0,
@@ -180,8 +191,15 @@ impl World {
             mac: mac(place, number),
             mtu: self.settings.mtu,
             credit: self.settings.credit,
+            node: self.settings.nodes.get(usize::from(number)).copied(),
+            nic: number,
         };
-        (0..self.settings.links.len() as u16).map(link).collect()
+        let all = 0..self.settings.links.len() as u16;
+        let channels = match place {
+            TARGET => 1,
+            _ => self.settings.channels,
+        };
+        (0..channels).flat_map(|_| all.clone().map(link)).collect()
     }
 
     pub fn start_target(&mut self) {
@@ -236,6 +254,7 @@ impl World {
             replay: self.settings.replay,
             pool_pages: self.settings.pool_pages,
             dead_after: self.settings.dead_after,
+            scheduler: self.settings.scheduler,
             key: match self.settings.security {
                 _ if self.next_key.is_some() => self.next_key.take().flatten(),
                 Security::None => None,
@@ -289,9 +308,11 @@ impl World {
             numbers: Vec::new(),
             completed: Vec::new(),
         };
-        let tag = self.tags;
+        let (tag, node) = (self.tags, self.node());
         self.hosts[host].asked.insert(tag, asked);
-        self.hosts[host].initiator.submit(self.time, tag, operation);
+        self.hosts[host]
+            .initiator
+            .submit(self.time, tag, operation, node);
         self.settle_host(host);
         tag
     }
@@ -330,9 +351,24 @@ impl World {
             }
         }
         self.hosts[host].asked.insert(tag, asked);
-        self.hosts[host].initiator.submit(self.time, tag, operation);
+        let node = self.node();
+        self.hosts[host]
+            .initiator
+            .submit(self.time, tag, operation, node);
         self.settle_host(host);
         tag
+    }
+
+    /// Returns the node of the thread that submits the latest request: each in turn, or the one that the test has chosen.
+    fn node(&self) -> Option<u32> {
+        let nodes = &self.settings.nodes;
+        let turn = self.tags as usize % nodes.len().max(1);
+        self.submits_on.or(nodes.get(turn).copied())
+    }
+
+    /// Returns the link of the wire that a frame goes to: an initiator may have several links on one network interface.
+    fn nic(&self, frame: &Frame) -> u16 {
+        frame.link % self.settings.links.len() as u16
     }
 
     /// Returns how many requests of a host have not ended.
@@ -569,19 +605,20 @@ impl World {
         let caught = self.catch.is_some_and(|catch| catch(&frame.header, &bytes));
         if caught {
             self.caught.push(Arrival {
-                link: frame.link,
+                link: self.nic(frame),
                 to,
                 frame: bytes,
             });
             return;
         }
+        let link = self.nic(frame);
         if let Some(sent) = &mut self.sent {
-            let (link, frame) = (frame.link, bytes.clone());
+            let frame = bytes.clone();
             sent.push(Arrival { link, to, frame });
         }
         self.frames += 1;
         if self.lose != Some(self.frames) {
-            self.wire.send(self.time, frame.link, to, bytes);
+            self.wire.send(self.time, link, to, bytes);
         }
     }
 }
