@@ -673,7 +673,7 @@ Examples:
   jericho key fingerprint hosta.key
 
 A key is for one client and the hosts whose devices it uses. Copy its file to these hosts. Whoever can read the file can use the devices, \
-and can act as the hosts. A file that every user can read is refused.
+and can act as the hosts. A file that other users can read is refused.
 
 jericho serve logs the fingerprint of a client that it refuses.")]
 pub struct KeyArgs {

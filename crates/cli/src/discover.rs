@@ -80,9 +80,10 @@ impl Export {
         Export {
             url: url(found),
             security: match found.security {
-                Security::None => "none",
-                Security::Mac => "mac",
-                Security::Encrypt => "encrypt",
+                Some(Security::None) => "none",
+                Some(Security::Mac) => "mac",
+                Some(Security::Encrypt) => "encrypt",
+                None => "unknown",
             },
             read_only: found.is_read_only,
             usable: found.is_usable,

@@ -435,9 +435,12 @@ impl Device for RemoteDevice {
     }
 
     fn describe(&self) -> String {
+        // A target that was restarted may protect frames in another way.
+        let attached = self.inside.lock().attached;
+        let security = attached.unwrap_or(self.attached).security;
         format!(
             "{} (remote, {} bytes, {})",
-            self.name, self.attached.size_bytes, self.attached.security,
+            self.name, self.attached.size_bytes, security,
         )
     }
 

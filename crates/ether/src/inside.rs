@@ -463,6 +463,9 @@ impl Core {
                     self.is_silent = true;
                     tracing::warn!("{} does not answer; requests wait for it", self.name);
                 }
+                InitiatorOutput::Hint(why) => {
+                    tracing::warn!("{}: somebody says: {why}", self.name);
+                }
                 InitiatorOutput::Ended(why) => {
                     if why != Ended::Detached {
                         tracing::error!("{}: {why}", self.name);

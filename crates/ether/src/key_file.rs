@@ -9,8 +9,10 @@ use jericho_remote::{Key, NoKey};
 use jericho_sys::process;
 use zeroize::Zeroizing;
 
-/// Permission bits that let every user read or change a file.
-const ALL_USERS: u32 = 0o006;
+/// Permission bits that let every user read a file, or others than its owner change it.
+const TOO_OPEN: u32 = 0o026;
+/// How the text of a key begins.
+const KEY_START: &str = "jericho-key:";
 /// More bytes than a file with a key has.
 const FILE_BYTES_MAX: u64 = 4096;
 
@@ -25,12 +27,20 @@ pub enum KeyError {
         /// The kernel's reason.
         source: io::Error,
     },
-    /// Every user of this host can read or change the file.
-    #[error("every user of this host can read or change the key in {path}: run `chmod 600 {path}`")]
+    /// Every user of this host can read the file, or others than its owner can change it.
+    #[error(
+        "other users can read or change the key in {path}: if nobody has read it, run `chmod 600 {path}`, otherwise make a new one"
+    )]
     Open {
         /// The file.
         path: String,
     },
+    /// The file is a pipe or another thing that cannot be read again.
+    #[error("{0} is no file: a daemon reads the key again later")]
+    Kind(String),
+    /// The key itself was given, which other users see in the list of processes.
+    #[error("the name of a file with the key is needed, not the key")]
+    Key,
     /// The file has something else.
     #[error("{} has no key: {source}", .path.display())]
     Text {
@@ -44,20 +54,28 @@ pub enum KeyError {
     Random(io::Error),
 }
 
-/// Reads the key in a file. Refuses one that every user of this host can read or change.
+/// Reads the key in a file. Refuses one that other users can read or change.
 pub fn read_key(path: &Path) -> Result<Key, KeyError> {
     let failed = |source| KeyError::Io {
         path: path.to_owned(),
         source,
     };
+    if path.to_string_lossy().trim_start().starts_with(KEY_START) {
+        return Err(KeyError::Key);
+    }
+    // Before it is opened: that of a pipe without a writer would wait.
+    let metadata = std::fs::metadata(path).map_err(failed)?;
+    if !metadata.is_file() {
+        return Err(KeyError::Kind(path.display().to_string()));
+    }
     let file = File::open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
-    // A pipe, as a shell's <(...), has no permissions that matter.
-    if metadata.is_file() && metadata.permissions().mode() & ALL_USERS != 0 {
+    if metadata.permissions().mode() & TOO_OPEN != 0 {
         let path = path.display().to_string();
         return Err(KeyError::Open { path });
     }
-    let mut text = Zeroizing::new(String::new());
+    // It does not grow: that would leave copies of the key in memory.
+    let mut text = Zeroizing::new(String::with_capacity(FILE_BYTES_MAX as usize + 1));
     (file.take(FILE_BYTES_MAX).read_to_string(&mut text)).map_err(failed)?;
     text.parse().map_err(|source| KeyError::Text {
         path: path.to_owned(),
@@ -88,7 +106,13 @@ mod tests {
         let key = new_key().unwrap();
         assert_ne!(key.fingerprint(), new_key().unwrap().fingerprint());
         fs::write(&path, format!("{}\n", *key.to_text())).unwrap();
-        for (mode, is_refused) in [(0o600, false), (0o640, false), (0o644, true), (0o602, true)] {
+        for (mode, is_refused) in [
+            (0o600, false),
+            (0o640, false),
+            (0o644, true),
+            (0o602, true),
+            (0o660, true),
+        ] {
             fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
             match read_key(&path) {
                 Ok(read) => assert_eq!(read.fingerprint(), key.fingerprint()),
@@ -101,6 +125,9 @@ mod tests {
         assert!(matches!(read_key(&path), Err(KeyError::Text { .. })));
         fs::write(&path, [0xff; 10_000]).unwrap();
         assert!(matches!(read_key(&path), Err(KeyError::Io { .. })));
+        assert!(matches!(read_key(directory.path()), Err(KeyError::Kind(_))));
+        let text = read_key(Path::new(&*key.to_text())).unwrap_err();
+        assert!(!text.to_string().contains(&key.to_text()[12..]));
         let missing = read_key(&directory.path().join("none"));
         assert!(matches!(missing, Err(KeyError::Io { .. })));
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use jericho_format::wire::{HEADER_BYTES, MTU_MIN, PAYLOAD_BYTES_MAX};
 use jericho_remote::{Body, Entropy, Frame, Link};
 use jericho_sys::packet::{self, Frames, PacketError, PacketSocket};
-use jericho_sys::process;
+use jericho_sys::{process, service};
 use jericho_topology::Topology;
 use zerocopy::IntoBytes;
 
@@ -262,7 +262,9 @@ pub fn interfaces() -> io::Result<Vec<String>> {
 
 /// Returns random numbers that nobody can guess.
 pub(crate) fn entropy() -> io::Result<Entropy> {
-    // The kernel may only fail the first call.
+    // The kernel may only fail the first call. Keys follow from these numbers, so there is no substitute for them.
     process::random_u64()?;
-    Ok(Box::new(|| process::random_u64().unwrap_or_default()))
+    let random =
+        || process::random_u64().unwrap_or_else(|error| panic!("no random numbers: {error}"));
+    Ok(Box::new(move || service::run(random)))
 }

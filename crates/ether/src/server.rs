@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use jericho_format::wire::{FRAMES_PER_KEY, mac_text};
 use jericho_remote::{
-    Action, Client, ExportConfig, Owner, Security, Target, TargetConfig, TargetOutput, Work,
-    hexadecimal,
+    Action, Client, ExportConfig, Owner, Security, Strange, Target, TargetConfig, TargetOutput,
+    Work, hexadecimal,
 };
 use jericho_storage::{AlignedBuffer, Device};
 use jericho_sys::poller::Poller;
@@ -344,11 +344,18 @@ impl Serving {
         while let Some(output) = self.target.next_output() {
             match output {
                 TargetOutput::Send(frame) => self.links.queue(frame),
-                TargetOutput::Stranger { mac, key } => {
+                TargetOutput::Stranger { mac, key, why } => {
                     let (mac, key) = (mac_text(&mac), hexadecimal(&key));
-                    tracing::warn!(
-                        "the client at {mac} was refused: no --client has its key, whose fingerprint is {key}"
-                    );
+                    let why = match why {
+                        Strange::OtherSecurity => {
+                            "it has no key, or was told of another protection than this host's"
+                        }
+                        Strange::UnknownKey => "no --client has its key",
+                        Strange::Forged => {
+                            "its frame was not made with the key; somebody may have changed it on the way"
+                        }
+                    };
+                    tracing::warn!("the client at {mac} was refused: {why} (fingerprint {key})");
                 }
                 TargetOutput::OpenPool {
                     session,

@@ -140,6 +140,7 @@ impl Pair {
                 InitiatorOutput::Attached(_)
                 | InitiatorOutput::Replay { .. }
                 | InitiatorOutput::Reachable(_)
+                | InitiatorOutput::Hint(_)
                 | InitiatorOutput::Ended(_) => {}
             }
         }

@@ -1,8 +1,7 @@
 //! A channel with its link, the peer's address and both indexes. Makes the channel's frames, and takes those of the peer.
 
 use jericho_format::wire::{
-    ACK_WORDS, FLAG_ACK_WANTED, FrameHeader, HEADER_BYTES, Mac, NOISE_ACCEPT_BYTES, Refused,
-    frame_kind,
+    ACK_WORDS, FLAG_ACK_WANTED, FrameHeader, HEADER_BYTES, Mac, NOISE_BYTES, Refused, frame_kind,
 };
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
@@ -38,8 +37,29 @@ pub(crate) struct Attachment {
     pub lane: u16,
     /// Bytes of content that were sent on it.
     pub load: Load,
-    /// At a target, with keys: the Noise message of the ACCEPT, to be repeated.
-    pub answer: Option<Box<[u8; NOISE_ACCEPT_BYTES]>>,
+    /// At a target: what made the channel.
+    pub asked: Option<Box<Asked>>,
+    /// At an initiator: the target, or somebody in its name, says that it does not know the channel.
+    pub is_doubted: bool,
+}
+
+/// The HANDSHAKE that made a channel, and its answer.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub noise: [u8; NOISE_BYTES],
+    /// The initiator's index of the channel that ends when a frame arrives on this one, or 0.
+    pub replaces: u32,
+    /// Start of the payload of ACCEPT.
+    pub answer: Vec<u8>,
+}
+
+/// A frame that has arrived.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrived {
+    /// It did not arrive before.
+    pub is_new: bool,
+    /// It acknowledges something that was not acknowledged before.
+    pub is_progress: bool,
 }
 
 /// How much a channel has carried.
@@ -100,7 +120,7 @@ impl Attachment {
     }
 
     /// Takes the number and the acknowledgements of a frame that `open` has checked. `kinds` are those that the peer may send, besides ACK.
-    /// Appends content that is lost. Returns whether the frame is new. Returns `None` for a frame that must be ignored.
+    /// Appends content that is lost. Returns `None` for a frame that must be ignored.
     pub fn arrived(
         &mut self,
         now: Time,
@@ -108,7 +128,7 @@ impl Attachment {
         payload: &[u8],
         kinds: &[u8],
         lost: &mut Vec<Content>,
-    ) -> Option<Result<bool, NeverSent>> {
+    ) -> Option<Result<Arrived, NeverSent>> {
         if payload.len() > usize::from(self.payload_max) {
             return None;
         }
@@ -119,7 +139,10 @@ impl Attachment {
         };
         let is_new = self.channel.on_frame(now, header);
         let acks = self.channel.on_acks(now, header, more, lost);
-        Some(acks.map(|()| is_new))
+        Some(acks.map(|is_progress| Arrived {
+            is_new,
+            is_progress,
+        }))
     }
 
     /// Returns a frame with content, which comes back if the frame is lost.

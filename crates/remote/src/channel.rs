@@ -218,6 +218,16 @@ impl<C> Channel<C> {
 
     /// Takes the number of a frame that arrived. Returns whether the frame is new.
     pub fn on_frame(&mut self, now: Time, header: &FrameHeader) -> bool {
+        let is_new = self.received.take(header.number.get());
+        if is_acknowledged(header.kind) {
+            // A repeated frame is acknowledged again: its sender may not know that it arrived.
+            let is_wanted = header.flags & FLAG_ACK_WANTED != 0 || !is_new;
+            self.received.owe(now, is_wanted);
+        }
+        if !is_new {
+            // Anybody may have sent this copy.
+            return false;
+        }
         self.heard = now;
         // The peer's frames get through again, so this side's may, too.
         let since = match self.state {
@@ -230,23 +240,18 @@ impl<C> Channel<C> {
             let next_ping = now;
             self.state = State::Suspect { since, next_ping };
         }
-        let is_new = self.received.take(header.number.get());
-        if is_acknowledged(header.kind) {
-            // A repeated frame is acknowledged again: its sender may not know that it arrived.
-            let is_wanted = header.flags & FLAG_ACK_WANTED != 0 || !is_new;
-            self.received.owe(now, is_wanted);
-        }
-        is_new
+        true
     }
 
-    /// Takes the acknowledgements of a frame: those of its header, then those of an ACK's payload. Appends content that is lost.
+    /// Takes the acknowledgements of a frame: those of its header, then those of an ACK's payload. Appends content that is lost. Returns
+    /// whether something was acknowledged for the first time.
     pub fn on_acks(
         &mut self,
         now: Time,
         header: &FrameHeader,
         more: &[U64],
         lost: &mut Vec<C>,
-    ) -> Result<(), NeverSent> {
+    ) -> Result<bool, NeverSent> {
         let (end, next) = (header.ack_end.get(), self.next_number());
         if end > next {
             return Err(NeverSent);
@@ -274,7 +279,7 @@ impl<C> Channel<C> {
             self.detect_losses(now, lost);
         }
         self.trim();
-        Ok(())
+        Ok(is_progress)
     }
 
     /// Returns when an owner that waits for the peer should send PING: no frame in flight can reveal that the peer is gone.
@@ -482,7 +487,12 @@ mod tests {
         channel.on_frame(now, &ping);
         assert!(!channel.on_timer(now, &mut lost));
         assert_eq!(channel.state(), State::Quiet);
+        // A copy of the frame before may come from anybody.
         channel.on_frame(now, &ping);
+        assert!(!channel.on_timer(now, &mut lost));
+        let mut next = ping;
+        next.number = 1.into();
+        channel.on_frame(now, &next);
         assert!(channel.on_timer(now, &mut lost), "it sends PING again");
     }
 }

@@ -45,6 +45,13 @@ impl Cookies {
         })
     }
 
+    /// Returns a number that nobody can predict for an address.
+    pub fn hash_of(&self, mac: &Mac) -> u64 {
+        let mut hasher = SipHasher24::new_with_key(&self.key);
+        hasher.write(mac);
+        hasher.finish128().h1
+    }
+
     fn cookie(&self, unit: u64, (link, mac): (u16, Mac), export: (usize, u64)) -> [u8; 16] {
         let mut hasher = SipHasher24::new_with_key(&self.key);
         hasher.write_u64(unit);

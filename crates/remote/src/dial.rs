@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use jericho_format::wire::{Mac, smaller_payload};
+use jericho_format::wire::{Mac, NAME_BYTES, smaller_payload};
 
 use crate::Time;
 use crate::key::Security;
@@ -21,14 +21,11 @@ const ATTEMPTS: u32 = 3;
 /// An attempt to get a channel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asking {
-    /// The target's MAC address.
-    pub peer: Mac,
-    pub cookie: [u8; 16],
+    /// What the target has offered.
+    pub offered: Offered,
     /// This side's index of the new channel.
     pub index: u32,
     pub payload_max: u16,
-    /// What the offer demands.
-    pub security: Security,
     /// The index in the HELLO that was answered.
     hello: u32,
     attempts: u32,
@@ -53,6 +50,9 @@ pub(crate) struct Offered {
     pub peer: Mac,
     pub cookie: [u8; 16],
     pub security: Security,
+    /// Instance of the target, and the name of its host.
+    pub target: [u8; 16],
+    pub host: [u8; NAME_BYTES],
 }
 
 /// A frame that must be sent.
@@ -75,11 +75,9 @@ impl Dial {
     pub fn offered(&mut self, next: Time, offered: Offered, index: u32, payload_max: u16) {
         if let Dial::Seeking { index: hello, .. } = *self {
             *self = Dial::Asking(Asking {
-                peer: offered.peer,
-                cookie: offered.cookie,
+                offered,
                 index,
                 payload_max,
-                security: offered.security,
                 hello,
                 attempts: 0,
                 next,
@@ -134,7 +132,8 @@ impl Dial {
         {
             asking.attempts = 0;
             match smaller_payload(asking.payload_max) {
-                Some(smaller) => asking.payload_max = smaller,
+                // A target that has taken the larger size knows its index as a channel with that size.
+                Some(smaller) => (asking.payload_max, asking.index) = (smaller, index()),
                 None => *self = seeking(index(), now),
             }
         }

@@ -24,8 +24,8 @@ pub struct Found {
     pub export: String,
     /// Whether writes are refused.
     pub is_read_only: bool,
-    /// How its frames are protected.
-    pub security: Security,
+    /// How its frames are protected. `None`: in a way that this side does not know.
+    pub security: Option<Security>,
     /// Whether its target speaks a version of the protocol that this side speaks.
     pub is_usable: bool,
     /// Addresses of its target, with the index of the link that each was seen on.
@@ -100,7 +100,7 @@ impl Discovery {
             host,
             export,
             is_read_only: offer.flags.get() & FLAG_READ_ONLY != 0,
-            security: security.unwrap_or(Security::None),
+            security,
             is_usable: offer.version == WIRE_VERSION && security.is_some(),
             addresses: vec![],
         });

@@ -55,6 +55,8 @@ pub(crate) struct Pending {
     pub handshake: Handshake,
     /// The client, as the owner's record has it.
     pub client: [u8; 16],
+    /// Generation of the export for which the cookie was given.
+    pub cookie_generation: u64,
     pub link: u16,
     pub mac: Mac,
     /// The new owner is being recorded. Before that, the operations of the old session end.

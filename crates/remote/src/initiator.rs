@@ -16,7 +16,7 @@ use jericho_format::wire::{
 use zerocopy::FromBytes;
 
 use crate::Time;
-use crate::attachment::{Attachment, rebalance};
+use crate::attachment::{Arrived, Attachment, rebalance};
 use crate::channel::{ChannelStatus, State};
 use crate::content::RequestId;
 use crate::dial::Dial;
@@ -38,6 +38,10 @@ const KINDS: [u8; 4] = [
 ];
 /// How long a channel is suspect before its link looks for a new one.
 const REDIAL_AFTER: Duration = Duration::from_secs(1);
+/// How long the target may answer after somebody has given a reason why there is no session.
+const EXCUSE_TIME: Duration = Duration::from_secs(1);
+/// Least time between two hints.
+const HINT_INTERVAL: Duration = Duration::from_secs(60);
 
 /// What an initiator connects to, and how.
 #[derive(Clone, Debug)]
@@ -84,7 +88,9 @@ pub enum Ended {
     #[error("two targets offer it: {} and {}", mac_text(.0), mac_text(.1))]
     TwoTargets(Mac, Mac),
     /// Another client has the export.
-    #[error("another client uses it: end its session, or take the device from it with --take-over")]
+    #[error(
+        "another client uses it, or this one has used it with another key: end that session, or take the device from it with --take-over"
+    )]
     InUse,
     /// Another session has taken the export.
     #[error(
@@ -93,7 +99,7 @@ pub enum Ended {
     Fenced,
     /// The client's key is not on the target's list.
     #[error(
-        "its host does not know this key: add it there with --client, or give another one with --key"
+        "its host does not know this key: add it there with --client, or give another one with --key; if it has the key, somebody on the network changes frames"
     )]
     NotAllowed,
     /// The target demands a key, and the initiator has none.
@@ -101,7 +107,7 @@ pub enum Ended {
     NeedsKey,
     /// The initiator has a key, and the target demands none.
     #[error(
-        "its host serves it without keys (--no-auth): start `jericho serve` there with --client, or leave out --key and JERICHO_KEY"
+        "only somebody without keys offers it: if its host was started with --no-auth, start `jericho serve` there with --client; otherwise it is not the host that answers"
     )]
     NoKeys,
     /// The target speaks other versions only.
@@ -145,6 +151,8 @@ pub enum InitiatorOutput {
     },
     /// No channel answers, or one answers again.
     Reachable(bool),
+    /// Somebody, perhaps the target, gives a reason why no channel can be had. At most once a minute.
+    Hint(Ended),
     /// The initiator cannot go on. All requests fail from now on.
     Ended(Ended),
 }
@@ -170,6 +178,8 @@ struct LinkState {
     answered: Option<([u8; 16], Mac)>,
     /// How often two targets have answered one search.
     conflicts: u32,
+    /// Until then, nobody's word makes the link doubt its channel.
+    doubts_from: Time,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -208,6 +218,10 @@ pub struct Initiator {
     is_reachable: bool,
     /// Requests fail at once, because no channel has answered for `dead_after`.
     is_dead: bool,
+    /// Before the first session, with a key: why there is none, and since when. Everybody can say so, and the target may answer yet.
+    excuse: Option<(Ended, Time)>,
+    /// When the caller heard last that something is wrong.
+    hinted: Option<Time>,
     leaving: Leaving,
     outputs: VecDeque<InitiatorOutput>,
 }
@@ -236,6 +250,7 @@ impl Initiator {
                 question: None,
                 answered: None,
                 conflicts: 0,
+                doubts_from: now,
             });
         }
         Some(Initiator {
@@ -257,6 +272,8 @@ impl Initiator {
             alive: now,
             is_reachable: false,
             is_dead: false,
+            excuse: None,
+            hinted: None,
             leaving: Leaving::No,
             outputs: VecDeque::new(),
         })
@@ -332,11 +349,17 @@ impl Initiator {
         let mut lost = Vec::new();
         let arrived = attachment.arrived(now, &header, payload, &KINDS, &mut lost)?;
         self.requests.lost(lost);
-        let Ok(is_new) = arrived else {
+        let Ok(Arrived {
+            is_new,
+            is_progress,
+        }) = arrived
+        else {
             self.end(now, Ended::Protocol);
             return None;
         };
-        self.answers(now);
+        if is_new || is_progress {
+            self.answers(now);
+        }
         let place = match is_new {
             true => self.on_content(now, &header, payload),
             false => None,
@@ -351,6 +374,11 @@ impl Initiator {
             return;
         }
         self.leave(now);
+        if let Some((why, since)) = self.excuse
+            && since + EXCUSE_TIME <= now
+        {
+            return self.end(now, why);
+        }
         for link in 0..self.links.len() {
             self.on_link_timer(now, link);
         }
@@ -422,6 +450,7 @@ impl Initiator {
         if let Leaving::Closing { next, .. } = self.leaving {
             timers.push(next);
         }
+        timers.extend(self.excuse.map(|(_, since)| since + EXCUSE_TIME));
         timers.extend(self.dies_at());
         timers.into_iter().min()
     }
@@ -431,6 +460,17 @@ impl Initiator {
         let after = self.config.dead_after?;
         let waits = !self.is_reachable && self.requests.has_callers();
         waits.then_some(self.alive + after)
+    }
+
+    /// Takes a reason why there is no channel, from somebody who cannot prove to be the target. It counts before the first session, if nobody else answers.
+    fn doubt(&mut self, now: Time, why: Ended) {
+        let is_told = self.hinted.is_some_and(|at| now < at + HINT_INTERVAL);
+        if self.session.is_none() {
+            self.excuse.get_or_insert((why, now));
+        } else if !is_told && !self.is_reachable {
+            self.hinted = Some(now);
+            self.outputs.push_back(InitiatorOutput::Hint(why));
+        }
     }
 
     /// Notes that the target answers.
@@ -455,9 +495,10 @@ impl Initiator {
         if let Ended::Protocol = why {
             self.send_close(now, reason::PROTOCOL);
         }
-        self.leaving = Leaving::Left;
+        (self.leaving, self.excuse) = (Leaving::Left, None);
         for state in &mut self.links {
             (state.dial, state.channel) = (Dial::Idle, None);
+            state.question = None;
         }
         self.requests.stop(match why {
             Ended::TwoTargets(..) => ENOTUNIQ,

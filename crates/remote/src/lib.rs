@@ -53,4 +53,4 @@ pub use operation::{Action, Operation};
 pub use pages::Run;
 pub use schedule::Scheduler;
 pub use seal::{FrameKey, Seal};
-pub use target::{PoolPlace, Target, TargetConfig, TargetOutput, Work, WorkError};
+pub use target::{PoolPlace, Strange, Target, TargetConfig, TargetOutput, Work, WorkError};

@@ -391,12 +391,6 @@ impl Requests {
         true
     }
 
-    /// Takes the verifier of an ACCEPT.
-    pub fn on_verifier(&mut self, verifier: u64) {
-        self.verifier_seen(verifier);
-        self.proceed();
-    }
-
     /// Fails all requests of callers with an errno. Those that were sent keep their slots until the target answers: rule 18.
     pub fn fail_all(&mut self, error: i32) {
         for request in std::mem::take(&mut self.waiting) {

@@ -186,8 +186,7 @@ impl Seals {
             Seals::Checksum(salt) => Seal::Checksum(*salt),
             Seals::Keys { send, .. } => {
                 while send.keys.phase < send.keys.phase_of(number) {
-                    let next = send.keys.next();
-                    send.advance(next);
+                    send.keys = send.keys.next();
                 }
                 Seal::Key(send.keys.key.clone())
             }
@@ -301,6 +300,24 @@ mod tests {
             frame(&mut other, 0).1,
             frame(&mut both(Security::Mac)[0], 0).1
         );
+    }
+
+    /// With one nonce for two frames, the difference of their payloads would show.
+    #[test]
+    fn each_number_encrypts_in_another_way() {
+        let [mut sender, _] = both(Security::Encrypt);
+        let mut encrypted = |number| {
+            let Seal::Key(key) = sender.seal(number) else {
+                panic!("no key");
+            };
+            let mut frame = vec![0; HEADER_BYTES + 64];
+            key.seal(number, &mut frame);
+            frame[HEADER_BYTES..HEADER_BYTES + 64].to_vec()
+        };
+        let frames = [0, 1, 99, 100].map(&mut encrypted);
+        for (at, one) in frames.iter().enumerate() {
+            assert!(!frames[at + 1..].contains(one));
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use jericho_format::wire::{
 use zerocopy::FromBytes;
 
 use crate::Time;
-use crate::attachment::{Attachment, rebalance};
+use crate::attachment::{Arrived, Attachment, rebalance};
 use crate::channel::NeverSent;
 use crate::content::RequestId;
 use crate::cookie::Cookies;
@@ -32,6 +32,9 @@ const KINDS: [u8; 4] = [
     frame_kind::PING,
     frame_kind::CLOSE,
 ];
+
+/// Counters of forged HANDSHAKEs. An address belongs to one of them.
+const FORGED_BUCKETS: usize = 64;
 
 /// How a target serves.
 #[derive(Clone, Debug)]
@@ -116,7 +119,20 @@ pub enum TargetOutput {
         mac: Mac,
         /// The fingerprint of its key; zeros: it has none.
         key: [u8; FINGERPRINT_BYTES],
+        /// Why it was refused.
+        why: Strange,
     },
+}
+
+/// Why a client was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strange {
+    /// It wants another kind of protection than the target: somebody may have changed the target's offer.
+    OtherSecurity,
+    /// Its key is not on the list.
+    UnknownKey,
+    /// It names a key that is on the list, and has not used it: somebody else may have made or changed the frame.
+    Forged,
 }
 
 /// Where the payload of a frame must be copied before the outputs are performed.
@@ -136,6 +152,8 @@ struct Session {
     client: [u8; 16],
     instance: [u8; 16],
     continues: bool,
+    /// Generation of the export for which the cookie of its first HANDSHAKE was given.
+    cookie_generation: u64,
     slots: Slots,
     channels: Vec<Attachment>,
     /// Operations that the device has not ended.
@@ -162,8 +180,12 @@ pub struct Target {
     indexes: HashMap<u32, u64>,
     /// Answers to unknown indexes in this second.
     unknown: (u64, u32),
+    /// The index that was answered last, and when.
+    last_unknown: (u32, Time),
     /// The second of the last `Stranger`.
     stranger: u64,
+    /// HANDSHAKEs in this second that no holder of a key has made, by the senders' addresses.
+    forged: (u64, [u16; FORGED_BUCKETS]),
     outputs: VecDeque<TargetOutput>,
 }
 
@@ -199,7 +221,9 @@ impl Target {
             sessions_begun: 0,
             indexes: HashMap::new(),
             unknown: (0, 0),
+            last_unknown: (0, Time::ZERO),
             stranger: 0,
+            forged: (0, [0; FORGED_BUCKETS]),
             outputs: VecDeque::new(),
         })
     }
@@ -261,15 +285,20 @@ impl Target {
         let session = self.sessions.get_mut(&number)?;
         let of_frame = |channel: &&mut Attachment| channel.own_index == header.index.get();
         let attachment = session.channels.iter_mut().find(of_frame)?;
-        let lane = attachment.lane;
+        let (lane, is_first) = (attachment.lane, !attachment.channel.has_received());
         let payload = attachment.open(&header, frame)?;
         let mut lost = Vec::new();
         let arrived = attachment.arrived(now, &header, payload, &KINDS, &mut lost)?;
         session.slots.lost(lost);
+        if is_first {
+            self.confirmed(number, header.index.get());
+        }
         let place = match arrived {
             Err(NeverSent) => Err(Violation),
-            Ok(true) => self.on_content(now, (number, lane), &header, payload),
-            Ok(false) => Ok(None),
+            Ok(Arrived { is_new: true, .. }) => {
+                self.on_content(now, (number, lane), &header, payload)
+            }
+            Ok(_) => Ok(None),
         };
         let place = place.unwrap_or_else(|Violation| {
             self.fence(now, number, reason::PROTOCOL);
@@ -324,7 +353,8 @@ impl Target {
         };
         let (client, instance) = (pending.client, pending.handshake.instance);
         let last_owner = &mut self.exports[export].config.last_owner;
-        let continues = last_owner.is_some_and(|owner| owner.instance == instance);
+        let is_same = |owner: Owner| owner.instance == instance && owner.client == client;
+        let continues = last_owner.is_some_and(is_same);
         *last_owner = Some(Owner {
             client,
             instance,
@@ -344,6 +374,7 @@ impl Target {
             client,
             instance,
             continues,
+            cookie_generation: pending.cookie_generation,
             slots: Slots::new(self.config.slots, limits),
             channels: Vec::new(),
             executing: 0,

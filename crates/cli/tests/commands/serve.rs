@@ -244,7 +244,7 @@ fn a_client_without_the_right_key_is_refused() {
         "demands a key",
         "does not know this key",
         "\"security\":\"encrypt\"",
-        "without keys (--no-auth)",
+        "somebody without keys",
         "nowhere",
     ];
     let mut rest = lines.iter();

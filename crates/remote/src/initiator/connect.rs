@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use aws_lc_rs::constant_time::verify_slices_are_equal;
 use jericho_format::wire::{
     Accept, FLAG_CONTINUES, FLAG_READ_ONLY, FLAG_RESUMES, FLAG_TAKE_OVER, FrameHeader, Handshake,
-    Hello, Mac, NAME_BYTES, Offer, PAYLOAD_BYTES_MAX, PAYLOADS, Refused, SLOTS_MAX, TAG_BYTES,
-    WIRE_MAGIC, WIRE_VERSION, frame_kind, payload_max_of, reason,
+    Hello, Mac, NAME_BYTES, Offer, PAYLOAD_BYTES_MAX, PAYLOADS, Refused, SLOTS_MAX, WIRE_MAGIC,
+    WIRE_VERSION, frame_kind, payload_max_of, reason,
 };
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -20,7 +19,7 @@ use crate::channel::{Channel, State};
 use crate::dial::{Asking, Dial, Offered, Sends};
 use crate::frame::{Body, Frame, random_index};
 use crate::key::Security;
-use crate::noise::Question;
+use crate::noise::{Ends, Question};
 use crate::requests::POOL_PAGES_MIN;
 use crate::seal::Seals;
 
@@ -109,11 +108,9 @@ impl Initiator {
             return state.dial.seek(now, || random_index(&mut self.entropy));
         }
         state.answered = Some((offer.target, header.source));
-        if is_reachable
-            && self
-                .session
-                .is_some_and(|session| session.target != offer.target)
-        {
+        let is_doubted = state.channel.as_ref().is_some_and(|one| one.is_doubted);
+        let is_other = |session: Session| session.target != offer.target;
+        if is_reachable && !is_doubted && self.session.is_some_and(is_other) {
             // The target of the session is alive, so this is another one.
             return;
         }
@@ -126,11 +123,11 @@ impl Initiator {
             _ => None,
         };
         if let Some(why) = trouble {
-            // Everybody can make an OFFER. It must not end a session with keys.
-            if is_first || self.config.key.is_none() {
-                self.end(now, why);
-            }
-            return;
+            return match &self.config.key {
+                // Everybody can make an OFFER.
+                Some(_) => self.doubt(now, why),
+                None => self.end(now, why),
+            };
         }
         let payload_max = payload_max_of(state.link.mtu).unwrap_or(PAYLOAD_BYTES_MAX as u16);
         let next = match is_first {
@@ -141,6 +138,11 @@ impl Initiator {
             peer: header.source,
             cookie: offer.cookie,
             security: security.unwrap_or(Security::None),
+            target: offer.target,
+            host: match self.host == [0; NAME_BYTES] {
+                true => offer.host,
+                false => self.host,
+            },
         };
         let index = random_index(&mut self.entropy);
         state.dial.offered(next, offered, index, payload_max);
@@ -151,14 +153,13 @@ impl Initiator {
         let Dial::Asking(asking) = self.links[at].dial else {
             return;
         };
-        if header.index.get() != asking.index {
+        if header.index.get() != asking.index || header.source != asking.offered.peer {
             return;
         }
         let Some((accept, seals)) = self.read_accept(at, &asking, payload) else {
             return;
         };
-        // With keys, a repetition cannot change the record, so the length says what the target answered last.
-        let payload_max = header.payload_bytes.get().min(accept.payload_max.get());
+        let payload_max = accept.payload_max.get();
         if accept.instance != self.instance || payload_max > asking.payload_max {
             return;
         }
@@ -173,13 +174,12 @@ impl Initiator {
         if self
             .session
             .is_none_or(|session| session.id != accept.session)
-            && !self.begin_session(now, at, &accept)
+            && !self.begin_session(now, at, &accept, asking.offered.target)
         {
             return;
         }
-        self.requests.on_verifier(accept.verifier.get());
         let state = &mut self.links[at];
-        state.dial = Dial::Idle;
+        (state.dial, state.question) = (Dial::Idle, None);
         let credit = accept.credit.get();
         let attachment = Attachment {
             channel: Channel::new(credit, state.link.credit, None),
@@ -191,7 +191,8 @@ impl Initiator {
             seals,
             lane: state.lane,
             load: Load::default(),
-            answer: None,
+            asked: None,
+            is_doubted: false,
         };
         let near = accept.near_page.get();
         let near_end = near.saturating_add(accept.near_pages.get());
@@ -199,16 +200,14 @@ impl Initiator {
         if let Some(old) = state.channel.replace(attachment) {
             self.take_content(old);
         }
-        if self.config.key.is_some() {
-            // The target sends nothing on the channel before it has got a frame.
-            self.send_ping(now, at);
-        }
+        // The target sends nothing on the channel before it has got a frame.
+        self.send_ping(now, at);
         self.answers(now);
         self.take_events();
         self.outputs.push_back(InitiatorOutput::Attached(Attached {
             size_bytes: accept.size_bytes.get(),
             is_read_only: accept.flags.get() & FLAG_READ_ONLY != 0,
-            security: asking.security,
+            security: asking.offered.security,
         }));
     }
 
@@ -227,14 +226,18 @@ impl Initiator {
         let question = self.links[link].question.as_mut()?;
         let is_current = question.handshake.index.get() == asking.index;
         let (accept, secrets) = question.answered(payload).filter(|_| is_current)?;
-        self.links[link].question = None;
         let of_frames = (&*secrets.to_target, &*secrets.to_initiator);
-        let seals = Seals::keys(of_frames, asking.security, self.config.frames_per_key);
+        let seals = Seals::keys(
+            of_frames,
+            asking.offered.security,
+            self.config.frames_per_key,
+        );
         Some((accept, seals))
     }
 
     /// Leaves the old session and begins a new one: rules 11 and 14. Returns `false` if others may have changed the export.
-    pub(super) fn begin_session(&mut self, now: Time, link: usize, accept: &Accept) -> bool {
+    fn begin_session(&mut self, now: Time, link: usize, accept: &Accept, target: [u8; 16]) -> bool {
+        self.excuse = None;
         for (other, state) in self.links.iter_mut().enumerate() {
             state.channel = None;
             if other != link {
@@ -242,9 +245,6 @@ impl Initiator {
                 state.dial.seek(now, || random_index(&mut self.entropy));
             }
         }
-        let target = self.links[link]
-            .answered
-            .map_or([0; 16], |(target, _)| target);
         self.session = Some(Session {
             id: accept.session,
             target,
@@ -273,8 +273,10 @@ impl Initiator {
             };
             let stays = matches!(self.leaving, Leaving::No);
             if key.is_some() && stays {
-                // Everybody can say this. So a channel that works is kept, and one that does not is kept until another one takes its place.
-                if !old.is_up() {
+                // Everybody can say this. So the channel is kept until another one takes its place.
+                if state.doubts_from <= now {
+                    state.doubts_from = now + REDIAL_AFTER;
+                    old.is_doubted = true;
                     state.dial.seek(now, || random_index(&mut self.entropy));
                 }
                 return;
@@ -292,24 +294,18 @@ impl Initiator {
         }
         let had_session = self.session.is_some();
         let question = state.question.as_ref();
-        let is_genuine = match (key, question) {
-            (None, _) => true,
-            (Some(key), Some(question)) => {
-                let expected = key.refusal_tag(&question.handshake.noise, refused.as_bytes());
-                verify_slices_are_equal(&expected, tag.get(..TAG_BYTES).unwrap_or(&[])).is_ok()
-            }
-            (Some(_), None) => false,
-        };
-        // A target that does not know the key cannot prove what it says.
-        let is_unprovable = matches!(refused.reason.get(), reason::NOT_ALLOWED | reason::VERSION);
-        if !is_genuine && (had_session || !is_unprovable) {
-            return;
-        }
+        let is_genuine = key.is_none_or(|key| {
+            question.is_some_and(|one| one.is_refused(key, refused.as_bytes(), tag))
+        });
         match refused.reason.get() {
-            reason::WAITING => state.dial.waits(now),
-            reason::FENCED => self.end(now, Ended::Fenced),
-            reason::IN_USE if had_session => self.end(now, Ended::Fenced),
-            reason::IN_USE => self.end(now, Ended::InUse),
+            reason::WAITING if is_genuine => state.dial.waits(now),
+            reason::FENCED if is_genuine => self.end(now, Ended::Fenced),
+            reason::IN_USE if is_genuine && had_session => self.end(now, Ended::Fenced),
+            reason::IN_USE if is_genuine => self.end(now, Ended::InUse),
+            // A target cannot prove these to a client whose key it does not know.
+            reason::VERSION if key.is_some() => self.doubt(now, Ended::Version),
+            reason::NOT_ALLOWED if key.is_some() => self.doubt(now, Ended::NotAllowed),
+            _ if key.is_some() => {}
             reason::VERSION => self.end(now, Ended::Version),
             reason::NOT_ALLOWED => self.end(now, Ended::NotAllowed),
             _ => self.end(now, Ended::Protocol),
@@ -330,7 +326,9 @@ impl Initiator {
             {
                 state.dial.seek(now, || random_index(&mut self.entropy));
             }
-            Some(State::Up) => state.dial = Dial::Idle,
+            Some(State::Up) if !state.channel.as_ref().is_some_and(|one| one.is_doubted) => {
+                (state.dial, state.question) = (Dial::Idle, None);
+            }
             _ => {}
         }
         let index = || random_index(&mut self.entropy);
@@ -369,13 +367,12 @@ impl Initiator {
         let question = self.links[link].question.as_ref();
         let repeated = question.map(|question| question.handshake);
         let repeated = repeated.filter(|handshake| handshake.index.get() == asking.index);
-        let Some(mut handshake) = repeated.or_else(|| self.new_handshake(link, asking)) else {
+        let Some(handshake) = repeated.or_else(|| self.new_handshake(link, asking)) else {
             return;
         };
-        handshake.payload_max = U16::new(asking.payload_max);
         let mut body = handshake.as_bytes().to_vec();
         body.resize(asking.payload_max.into(), 0);
-        self.send_outside(link, asking.peer, frame_kind::HANDSHAKE, body);
+        self.send_outside(link, asking.offered.peer, frame_kind::HANDSHAKE, body);
     }
 
     /// Returns the HANDSHAKE of an attempt. With keys, keeps it for its repetitions. Returns `None` if the library of the keys fails.
@@ -383,15 +380,16 @@ impl Initiator {
         let mut handshake = Handshake::new_zeroed();
         handshake.magic = WIRE_MAGIC;
         handshake.version = WIRE_VERSION;
-        handshake.security = asking.security.number();
+        handshake.security = asking.offered.security.number();
         let had_session = self.session.is_some();
         let take_over = u16::from(self.config.take_over && !had_session) * FLAG_TAKE_OVER;
         let resumes = u16::from(had_session) * FLAG_RESUMES;
         handshake.flags = U16::new(take_over + resumes);
         handshake.index = U32::new(asking.index);
-        handshake.cookie = asking.cookie;
+        handshake.cookie = asking.offered.cookie;
         (handshake.client, handshake.instance) = (self.config.client, self.instance);
         handshake.export = self.export;
+        handshake.payload_max = U16::new(asking.payload_max);
         handshake.credit = U16::new(self.links[link].link.credit);
         let old = self.links[link].channel.as_ref();
         handshake.lane = U16::new(self.links[link].lane);
@@ -399,7 +397,13 @@ impl Initiator {
         let Some(key) = &self.config.key else {
             return Some(handshake);
         };
-        let question = Question::new(key, handshake, &mut self.entropy)?;
+        let ends = Ends {
+            host: asking.offered.host,
+            target: asking.offered.target,
+            target_mac: asking.offered.peer,
+            initiator_mac: self.links[link].link.mac,
+        };
+        let question = Question::new(key, handshake, ends, &mut self.entropy)?;
         let handshake = question.handshake;
         self.links[link].question = Some(question);
         Some(handshake)

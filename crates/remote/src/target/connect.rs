@@ -10,14 +10,14 @@ use jericho_format::wire::{
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::{Target, TargetOutput};
+use super::{FORGED_BUCKETS, Strange, Target, TargetOutput};
 use crate::Time;
-use crate::attachment::{Attachment, Load};
+use crate::attachment::{Asked, Attachment, Load};
 use crate::channel::Channel;
 use crate::export::{Export, Owner, Pending};
 use crate::frame::{Body, Frame, random_index};
 use crate::key::Security;
-use crate::noise;
+use crate::noise::{self, Ends};
 use crate::seal::Seals;
 
 /// How long a channel that does not answer sends PING.
@@ -26,6 +26,10 @@ const QUIET_AFTER: Duration = Duration::from_secs(10);
 const CREDIT_MIN: usize = 4;
 /// Answers to unknown indexes in a second.
 const UNKNOWN_MAX: u32 = 100;
+/// How long one index is not answered again: the frames of one initiator must not use up the answers for others.
+const UNKNOWN_PAUSE: Duration = Duration::from_millis(5);
+/// HANDSHAKEs of an address in a second whose forgery is noticed with some effort.
+const FORGED_MAX: u16 = 50;
 
 impl Target {
     /// Takes HELLO or HANDSHAKE.
@@ -49,7 +53,9 @@ impl Target {
                 let Ok((handshake, _)) = Handshake::read_from_prefix(payload) else {
                     return;
                 };
-                if handshake.magic == WIRE_MAGIC {
+                // It is as long as the answer, so that nobody makes the target send more than he does.
+                let is_whole = payload.len() >= handshake.payload_max.get().into();
+                if handshake.magic == WIRE_MAGIC && is_whole {
                     self.on_handshake(now, (link, header.source), &handshake);
                 }
             }
@@ -96,23 +102,35 @@ impl Target {
             return self.accept(number, index);
         }
         let export = &self.exports[at];
-        let is_repeated = |pending: &Pending| {
+        let is_repeated = |pending: &&Pending| {
             pending.handshake.instance == handshake.instance
                 && pending.handshake.index == handshake.index
+                && pending.handshake.noise == handshake.noise
         };
-        if export.pending.as_ref().is_some_and(is_repeated) {
-            return self.refuse(who, handshake, reason::WAITING);
+        if let Some(pending) = export.pending.as_ref().filter(is_repeated) {
+            let asked = pending.handshake;
+            return self.refuse(who, &asked, reason::WAITING);
         }
-        let generation = (at, export.generation);
-        if !self.cookies.accept(&handshake.cookie, now, who, generation) {
+        let Some(cookie_generation) = self.given(now, at, who, handshake) else {
             return;
-        }
+        };
         if handshake.version != WIRE_VERSION {
-            return self.refuse(who, handshake, reason::VERSION);
+            return self.refuse_unproved(who, handshake, reason::VERSION);
         }
-        let Some(client) = self.client_of(at, handshake) else {
-            self.notice_stranger(now, who.1, handshake);
-            return self.refuse(who, handshake, reason::NOT_ALLOWED);
+        let payload_max = handshake.payload_max.get();
+        let is_possible = PAYLOADS.contains(&payload_max)
+            && handshake.index.get() != 0
+            && handshake.lane.get() < LANES_MAX;
+        if !is_possible {
+            return self.refuse_unproved(who, handshake, reason::PROTOCOL);
+        }
+        let client = match self.client_of(now, at, who, handshake) {
+            Ok(client) => client,
+            Err(None) => return,
+            Err(Some(why)) => {
+                self.notice_stranger(now, who.1, handshake, why);
+                return self.refuse_unproved(who, handshake, reason::NOT_ALLOWED);
+            }
         };
         let export = &self.exports[at];
         let resumes = handshake.flags.get() & FLAG_RESUMES != 0;
@@ -121,13 +139,37 @@ impl Target {
             // It must not take the export back from the session that came after it.
             return self.refuse(who, handshake, reason::FENCED);
         }
-        let payload_max = handshake.payload_max.get();
-        let is_possible = PAYLOADS.contains(&payload_max)
-            && handshake.index.get() != 0
-            && handshake.lane.get() < LANES_MAX;
-        if !is_possible {
-            return self.refuse(who, handshake, reason::PROTOCOL);
-        }
+        self.begin(now, at, who, handshake, (client, cookie_generation));
+    }
+
+    /// Returns the generation of the export for which the cookie of a HANDSHAKE was given, if it is still valid.
+    fn given(
+        &self,
+        now: Time,
+        export: usize,
+        who: (u16, Mac),
+        handshake: &Handshake,
+    ) -> Option<u64> {
+        let known = &self.exports[export];
+        let owner = known.owner.and_then(|number| self.sessions.get(&number));
+        // The session's own instance may ask again with the cookie that it has, with a smaller payload.
+        let own = owner.filter(|session| session.instance == handshake.instance);
+        let generations = [Some(known.generation), own.map(|o| o.cookie_generation)];
+        let cookie = &handshake.cookie;
+        let is_given = |given: &u64| self.cookies.accept(cookie, now, who, (export, *given));
+        generations.into_iter().flatten().find(is_given)
+    }
+
+    /// Gives the export to a client that may have it: a further channel, or a new session.
+    fn begin(
+        &mut self,
+        now: Time,
+        at: usize,
+        who: (u16, Mac),
+        handshake: &Handshake,
+        (client, cookie_generation): ([u8; 16], u64),
+    ) {
+        let export = &self.exports[at];
         let takes_over = handshake.flags.get() & FLAG_TAKE_OVER != 0;
         if let Some(pending) = &export.pending {
             // It asks again, and then replaces the session that begins now.
@@ -153,7 +195,7 @@ impl Target {
                 if session.client != client && !takes_over {
                     return self.refuse(who, handshake, reason::IN_USE);
                 }
-                self.set_pending(at, who, handshake, client);
+                self.set_pending(at, who, handshake, (client, cookie_generation));
                 self.refuse(who, handshake, reason::WAITING);
                 self.fence(now, number, reason::FENCED);
             }
@@ -163,32 +205,59 @@ impl Target {
                 if export.config.last_owner.is_some_and(is_others) && !takes_over {
                     return self.refuse(who, handshake, reason::IN_USE);
                 }
-                self.set_pending(at, who, handshake, client);
+                self.set_pending(at, who, handshake, (client, cookie_generation));
                 self.record_if_free(at);
             }
         }
     }
 
-    /// Returns the client that has made a HANDSHAKE, or `None` if it may not use the export. With keys, clients with different keys differ,
-    /// whatever they call themselves.
-    fn client_of(&mut self, export: usize, handshake: &Handshake) -> Option<[u8; 16]> {
-        let export = &self.exports[export];
-        let security = export.config.security;
-        if handshake.security != security.number() {
-            return None;
+    /// Returns the client that has made a HANDSHAKE. With keys, clients with different keys differ, whatever they call themselves. Returns why it may not
+    /// use the export, or `None` if its address has sent too many forged ones in this second: each costs time.
+    fn client_of(
+        &mut self,
+        now: Time,
+        export: usize,
+        who: (u16, Mac),
+        handshake: &Handshake,
+    ) -> Result<[u8; 16], Option<Strange>> {
+        let config = &self.exports[export].config;
+        if handshake.security != config.security.number() {
+            return Err(Some(Strange::OtherSecurity));
         }
-        if security == Security::None {
-            return Some(handshake.client);
+        if config.security == Security::None {
+            return Ok(handshake.client);
         }
-        let key = &export.client(&handshake.key)?.key;
-        let is_genuine = noise::is_genuine(key, handshake, &mut self.entropy);
-        is_genuine.then(|| key.client(&handshake.client))
+        let bucket = (self.cookies.hash_of(&who.1) % FORGED_BUCKETS as u64) as usize;
+        if self.forged.0 != now.as_secs() {
+            self.forged = (now.as_secs(), [0; FORGED_BUCKETS]);
+        }
+        if self.forged.1[bucket] >= FORGED_MAX {
+            return Err(None);
+        }
+        let client = self.exports[export].client(&handshake.key);
+        let key = &client.ok_or(Some(Strange::UnknownKey))?.key;
+        if !noise::is_genuine(key, handshake, &self.ends(who)) {
+            self.forged.1[bucket] += 1;
+            return Err(Some(Strange::Forged));
+        }
+        Ok(key.client(&handshake.client))
     }
 
-    fn notice_stranger(&mut self, now: Time, mac: Mac, handshake: &Handshake) {
+    /// Returns the two ends of a channel of a link to an address.
+    fn ends(&self, (link, mac): (u16, Mac)) -> Ends {
+        Ends {
+            host: self.host,
+            target: self.instance,
+            target_mac: self.links[usize::from(link)].mac,
+            initiator_mac: mac,
+        }
+    }
+
+    fn notice_stranger(&mut self, now: Time, mac: Mac, handshake: &Handshake, why: Strange) {
         if std::mem::replace(&mut self.stranger, now.as_secs()) != now.as_secs() {
             let key = handshake.key;
-            self.outputs.push_back(TargetOutput::Stranger { mac, key });
+            let output = TargetOutput::Stranger { mac, key, why };
+            self.outputs.push_back(output);
         }
     }
 
@@ -197,42 +266,39 @@ impl Target {
         export: usize,
         (link, mac): (u16, Mac),
         handshake: &Handshake,
-        client: [u8; 16],
+        (client, cookie_generation): ([u8; 16], u64),
     ) {
         let export = &mut self.exports[export];
         export.generation += 1;
         export.pending = Some(Pending {
             handshake: *handshake,
             client,
+            cookie_generation,
             link,
             mac,
             is_recording: false,
         });
     }
 
-    /// Returns the session and the index of a channel that an earlier copy of the HANDSHAKE made. The channel takes the smaller payload of
-    /// a later copy: the answer with the larger one did not arrive.
-    pub(super) fn repeated(
-        &mut self,
+    /// Returns the session and the index of a channel that an earlier copy of the HANDSHAKE made.
+    fn repeated(
+        &self,
         export: usize,
         (link, mac): (u16, Mac),
         handshake: &Handshake,
     ) -> Option<(u64, u32)> {
         let number = self.exports[export].owner?;
-        let session = self.sessions.get_mut(&number)?;
+        let session = self.sessions.get(&number)?;
         if session.instance != handshake.instance {
             return None;
         }
-        let is_same = |channel: &&mut Attachment| {
+        let is_same = |channel: &&Attachment| {
+            let asked = channel.asked.as_ref();
             channel.peer_index == handshake.index.get()
                 && (channel.link, channel.peer) == (link, mac)
+                && asked.is_some_and(|asked| asked.noise == handshake.noise)
         };
-        let channel = session.channels.iter_mut().find(is_same)?;
-        let payload_max = handshake.payload_max.get();
-        // The initiator uses the channel with the larger one if a frame has arrived. Then somebody repeats an old HANDSHAKE.
-        if PAYLOADS.contains(&payload_max) && !channel.channel.has_received() {
-            channel.payload_max = channel.payload_max.min(payload_max);
-        }
+        let channel = session.channels.iter().find(is_same)?;
         Some((number, channel.own_index))
     }
 
@@ -278,15 +344,16 @@ impl Target {
         let Some(accept) = accept else {
             return false;
         };
-        let Some(session) = self.sessions.get_mut(&number) else {
+        let ends = self.ends((link, peer));
+        let Some(session) = self.sessions.get(&number) else {
             return false;
         };
         let export = &self.exports[session.export];
-        let (mut seals, mut answer) = (Seals::Checksum(session.salt), None);
+        let (mut seals, mut answer) = (Seals::Checksum(session.salt), accept.as_bytes().to_vec());
         if export.config.security != Security::None {
             let client = export.client(&handshake.key);
             let answered = client.and_then(|client| {
-                noise::answer(&client.key, handshake, &accept, &mut self.entropy)
+                noise::answer(&client.key, handshake, &ends, &accept, &mut self.entropy)
             });
             let Some((message, secrets)) = answered else {
                 return false;
@@ -294,30 +361,24 @@ impl Target {
             let of_frames = (&*secrets.to_initiator, &*secrets.to_target);
             let per_key = self.config.frames_per_key;
             seals = Seals::keys(of_frames, export.config.security, per_key);
-            answer = Some(Box::new(message));
+            answer = message.to_vec();
         }
-        let is_replaced = |channel: &Attachment| channel.peer_index == handshake.replaces.get();
-        let is_silent = |channel: &Attachment| !channel.is_up();
-        let mut ends = session.channels.iter().position(is_replaced);
-        if ends.is_none() && session.channels.len() >= CHANNELS_MAX {
-            ends = session.channels.iter().position(is_silent);
-            if ends.is_none() {
+        if session.channels.len() >= CHANNELS_MAX {
+            let is_unused = |channel: &Attachment| !channel.channel.has_received();
+            let is_silent = |channel: &Attachment| !channel.is_up();
+            let channels = &session.channels;
+            let ends = channels.iter().position(is_unused);
+            let Some(ends) = ends.or_else(|| channels.iter().position(is_silent)) else {
                 return false;
-            }
+            };
+            self.end_channel(number, ends);
         }
-        if let Some(ends) = ends {
-            let mut old = session.channels.remove(ends);
-            self.indexes.remove(&old.own_index);
-            let mut lost = Vec::new();
-            old.channel.give_up_all(&mut lost);
-            session.slots.lost(lost);
-        }
-        let mut channel = Channel::new(handshake.credit.get(), own.credit, Some(QUIET_AFTER));
-        if answer.is_some() {
-            channel = channel.unconfirmed();
-        }
+        let Some(session) = self.sessions.get_mut(&number) else {
+            return false;
+        };
+        let channel = Channel::new(handshake.credit.get(), own.credit, Some(QUIET_AFTER));
         session.channels.push(Attachment {
-            channel,
+            channel: channel.unconfirmed(),
             link,
             peer,
             own_index,
@@ -326,12 +387,46 @@ impl Target {
             seals,
             lane: handshake.lane.get(),
             load: Load::default(),
-            answer,
+            asked: Some(Box::new(Asked {
+                noise: handshake.noise,
+                replaces: handshake.replaces.get(),
+                answer,
+            })),
+            is_doubted: false,
         });
         self.indexes.insert(own_index, number);
-        self.share_credit(link);
         self.accept(number, own_index);
         true
+    }
+
+    /// Takes the first frame of a channel: the initiator uses it, in place of the one that it replaces.
+    pub(super) fn confirmed(&mut self, number: u64, own_index: u32) {
+        let Some(session) = self.sessions.get(&number) else {
+            return;
+        };
+        let of_index = |channel: &&Attachment| channel.own_index == own_index;
+        let Some(channel) = session.channels.iter().find(of_index) else {
+            return;
+        };
+        let link = channel.link;
+        let replaces = channel.asked.as_ref().map_or(0, |asked| asked.replaces);
+        let is_replaced =
+            |channel: &Attachment| channel.peer_index == replaces && channel.own_index != own_index;
+        if let Some(ends) = session.channels.iter().position(is_replaced) {
+            self.end_channel(number, ends);
+        }
+        self.share_credit(link);
+    }
+
+    /// Ends a channel of a session. Its content goes to others.
+    fn end_channel(&mut self, number: u64, at: usize) {
+        if let Some(session) = self.sessions.get_mut(&number) {
+            let mut old = session.channels.remove(at);
+            self.indexes.remove(&old.own_index);
+            let mut lost = Vec::new();
+            old.channel.give_up_all(&mut lost);
+            session.slots.lost(lost);
+        }
     }
 
     /// Shares the credit of a link among its channels: they have one receive buffer.
@@ -348,7 +443,9 @@ impl Target {
     fn share(&self, link: u16, own_index: u32) -> u16 {
         let sessions = self.sessions.values();
         let channels = sessions.flat_map(|session| &session.channels);
-        let others = channels.filter(|one| one.link == link && one.own_index != own_index);
+        // Channels that nobody uses need no share.
+        let is_used = |one: &&Attachment| one.link == link && one.channel.has_received();
+        let others = channels.filter(|one| is_used(one) && one.own_index != own_index);
         let count = others.count() + usize::from(own_index != 0);
         let credit = usize::from(self.links[usize::from(link)].credit);
         (credit / count.max(1)).max(CREDIT_MIN) as u16
@@ -361,15 +458,9 @@ impl Target {
         let Some(channel) = session.channels.iter().find(of_index) else {
             return;
         };
-        let mut body = match &channel.answer {
-            Some(message) => message.to_vec(),
-            None => {
-                let of_channel = (channel.link, channel.payload_max);
-                match self.accept_record(number, own_index, of_channel) {
-                    Some(accept) => accept.as_bytes().to_vec(),
-                    None => return,
-                }
-            }
+        let mut body = match &channel.asked {
+            Some(asked) => asked.answer.clone(),
+            None => return,
         };
         body.resize(channel.payload_max.into(), 0);
         let (to, index) = ((channel.link, channel.peer), channel.peer_index);
@@ -408,16 +499,24 @@ impl Target {
         Some(accept)
     }
 
+    /// Refuses a HANDSHAKE that the client has made: with keys, with a proof.
     pub(super) fn refuse(&mut self, who: (u16, Mac), handshake: &Handshake, reason: u16) {
-        let index = handshake.index.get();
-        let refused = Refused::new(reason, index);
+        let refused = Refused::new(reason, handshake.index.get());
         let mut body = refused.as_bytes().to_vec();
         let mut exports = self.exports.iter();
         let export = exports.find(|export| export.name == handshake.export);
         if let Some(client) = export.and_then(|export| export.client(&handshake.key)) {
-            let tag = client.key.refusal_tag(&handshake.noise, refused.as_bytes());
+            let ends = self.ends(who);
+            let tag = noise::refusal_tag(&client.key, handshake, &ends, refused.as_bytes());
             body.extend_from_slice(&tag);
         }
+        self.send_outside(who, handshake.index.get(), frame_kind::REFUSED, body);
+    }
+
+    /// Refuses a HANDSHAKE that a stranger may have made or changed. A proof would let him end a session.
+    fn refuse_unproved(&mut self, who: (u16, Mac), handshake: &Handshake, reason: u16) {
+        let index = handshake.index.get();
+        let body = Refused::new(reason, index).as_bytes().to_vec();
         self.send_outside(who, index, frame_kind::REFUSED, body);
     }
 
@@ -426,11 +525,15 @@ impl Target {
         if self.unknown.0 != now.as_secs() {
             self.unknown = (now.as_secs(), 0);
         }
-        if self.unknown.1 >= UNKNOWN_MAX {
+        let index = header.index.get();
+        let (last, answered) = self.last_unknown;
+        let is_answered = last == index && now < answered + UNKNOWN_PAUSE;
+        if self.unknown.1 >= UNKNOWN_MAX || is_answered {
             return;
         }
+        self.last_unknown = (index, now);
         self.unknown.1 += 1;
-        let refused = Refused::new(reason::UNKNOWN_INDEX, header.index.get());
+        let refused = Refused::new(reason::UNKNOWN_INDEX, index);
         let body = refused.as_bytes().to_vec();
         self.send_outside((link, header.source), 0, frame_kind::REFUSED, body);
     }

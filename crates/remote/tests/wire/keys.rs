@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use jericho_format::wire::{
-    ETHERNET_BYTES, FrameHeader, HEADER_BYTES, Handshake, Offer, Refused, frame_kind, reason,
-    security,
+    ETHERNET_BYTES, FrameHeader, HEADER_BYTES, Handshake, Hello, Offer, Refused, frame_kind,
+    reason, security,
 };
 use jericho_remote::{Action, Ended, Key, Security};
 use jericho_sim::Arrival;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::world::{Settings, World};
 
@@ -111,8 +111,175 @@ fn an_offer_that_promises_less_is_of_no_use() {
     let index = header(&offer).index.get();
     let forged = forged(&offer, frame_kind::OFFER, index, record.as_bytes());
     world.arrive(&forged);
+    world.run_until("a refusal", |world| world.strangers > 0);
+    assert_eq!(sessions(&world), 0);
+    // The target's next offer is its own.
+    ok(&mut world, host, WRITE, 0, 1);
+    assert_eq!(world.hosts[host].ended, None);
+}
+
+/// Returns a frame with a changed record and a right checksum.
+fn changed<R: FromBytes + IntoBytes + Immutable>(of: &Arrival, change: impl Fn(&mut R)) -> Arrival {
+    let (mut record, rest) = R::read_from_prefix(&of.frame[HEADER_BYTES..]).unwrap();
+    change(&mut record);
+    let payload = [record.as_bytes(), rest].concat();
+    let head = header(of);
+    forged(of, head.kind, head.index.get(), &payload)
+}
+
+/// A stranger changes one frame after another while the initiator looks for its target again.
+#[test]
+fn a_handshake_or_accept_that_was_changed_ends_no_session() {
+    let changes: [fn(&mut Handshake); 6] = [
+        |record| record.flags = 7.into(),
+        |record| record.version = 9,
+        |record| record.payload_max = 5.into(),
+        |record| record.payload_max = 1408.into(),
+        |record| record.security = 2,
+        |record| record.lane = 99.into(),
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        let (mut world, host) = used(Security::Mac);
+        world.kill_target(false);
+        world.start_target();
+        world.catch = Some(|header, _| header.kind == frame_kind::HANDSHAKE);
+        let read = world.submit(host, Action::Read, 0, 3);
+        world.run_until("a HANDSHAKE", |world| !world.caught.is_empty());
+        let asked = world.caught.remove(0);
+        world.arrive(&changed(&asked, change));
+        world.run_for(Duration::from_millis(50));
+        world.arrive(&asked);
+        world.catch = None;
+        assert_eq!(world.result(host, read), Ok(()), "{number}");
+        ok(&mut world, host, WRITE, 0, 9);
+        assert_eq!(world.hosts[host].ended, None, "{number}");
+    }
+    for length in [0, 64, 136, 1408, 4096] {
+        let (mut world, host) = used(Security::Mac);
+        world.kill_target(false);
+        world.start_target();
+        world.catch = Some(|header, _| header.kind == frame_kind::ACCEPT);
+        let read = world.submit(host, Action::Read, 0, 3);
+        world.run_until("an ACCEPT", |world| !world.caught.is_empty());
+        let accept = world.caught.remove(0);
+        let cut = &accept.frame[HEADER_BYTES..HEADER_BYTES + length];
+        let index = header(&accept).index.get();
+        world.arrive(&forged(&accept, frame_kind::ACCEPT, index, cut));
+        world.catch = None;
+        world.arrive(&accept);
+        assert_eq!(world.result(host, read), Ok(()), "{length}");
+        let start = world.time;
+        ok(&mut world, host, WRITE, 0, 9);
+        assert!(world.time - start < Duration::from_secs(1), "{length}");
+        assert_eq!(world.hosts[host].ended, None, "{length}");
+    }
+}
+
+/// Two targets share a client's key. A stranger gives the answers of one to a client of the other.
+#[test]
+fn a_client_is_not_led_to_another_host_with_its_key() {
+    let mut world = world(Security::Mac);
+    world.target_host = "hostc";
+    world.start_target();
+    world.catch = Some(|header, _| [frame_kind::HELLO, frame_kind::OFFER].contains(&header.kind));
+    let host = world.start_host(1, false);
+    world.run_until("a HELLO", |world| !world.caught.is_empty());
+    let name = |text: &str| {
+        let mut name = [0; 64];
+        name[..text.len()].copy_from_slice(text.as_bytes());
+        name
+    };
+    let hello = world.caught.remove(0);
+    world.arrive(&changed(&hello, |record: &mut Hello| {
+        record.host = name("hostc")
+    }));
+    world.run_until("an OFFER", |world| {
+        world
+            .caught
+            .iter()
+            .any(|one| header(one).kind == frame_kind::OFFER)
+    });
+    let offer = world.caught.pop().unwrap();
+    world.arrive(&changed(&offer, |record: &mut Offer| {
+        record.host = name("hostb")
+    }));
+    world.run_until("a refusal", |world| world.strangers > 0);
     assert_eq!(ended(&mut world, host), Ended::NotAllowed);
     assert_eq!(sessions(&world), 0);
+}
+
+/// The HANDSHAKE of an attempt that was given up arrives when another channel works.
+#[test]
+fn a_handshake_that_was_held_up_does_not_end_the_channel_that_it_would_replace() {
+    let (mut world, host) = used(Security::Mac);
+    let newest = sent_of(&world, frame_kind::ACCEPT).pop().unwrap();
+    let own_index = header(&newest).index.get();
+    world.catch = Some(|header, _| {
+        [
+            frame_kind::PING,
+            frame_kind::REQUESTS,
+            frame_kind::HANDSHAKE,
+        ]
+        .contains(&header.kind)
+    });
+    let read = world.submit(host, Action::Read, 0, 3);
+    let is_handshake = |arrival: &Arrival| header(arrival).kind == frame_kind::HANDSHAKE;
+    world.run_until("a HANDSHAKE", |world| world.caught.iter().any(is_handshake));
+    let held = world.caught.iter().find(|one| is_handshake(one)).cloned();
+    let held = held.unwrap();
+    let (record, _) = Handshake::read_from_prefix(&held.frame[HEADER_BYTES..]).unwrap();
+    assert_eq!(record.replaces, own_index);
+    // The PINGs of the old channel get through first.
+    world.catch = Some(|header, _| header.kind == frame_kind::HANDSHAKE);
+    assert_eq!(world.result(host, read), Ok(()));
+    world.catch = None;
+    let quiet = work_time(&mut world, host);
+    world.arrive(&held);
+    world.run_for(Duration::from_millis(1));
+    let after = work_time(&mut world, host);
+    assert!(after < quiet * 3 / 2, "{after:?} and {quiet:?}");
+}
+
+/// Copies of frames are no answers.
+#[test]
+fn copies_of_old_frames_do_not_keep_a_dead_target_alive() {
+    let settings = Settings {
+        security: Security::Mac,
+        dead_after: Some(Duration::from_secs(20)),
+        ..Settings::default()
+    };
+    let mut world = World::new(1, settings);
+    world.sent = Some(Vec::new());
+    let host = world.start_host(1, false);
+    ok(&mut world, host, WRITE, 0, 3);
+    let copy = sent_of(&world, frame_kind::COMPLETIONS).remove(0);
+    world.kill_target(false);
+    let read = world.submit(host, Action::Read, 0, 3);
+    for _ in 0..4 {
+        world.run_for(Duration::from_secs(6));
+        world.arrive(&copy);
+    }
+    assert_eq!(world.hosts[host].results.get(&read), Some(&Err(5)));
+}
+
+/// A target that was restarted says that it knows no channel. Its clients come back as fast as without keys.
+#[test]
+fn clients_come_back_to_a_restarted_target_at_once() {
+    for (requests, blocks) in [(1, 1), (16, 48)] {
+        let times = [Security::None, Security::Mac].map(|security| {
+            let (mut world, host) = used(security);
+            for _ in 0..requests {
+                world.submit(host, WRITE, 0, blocks);
+            }
+            world.kill_target(false);
+            world.start_target();
+            let start = world.time;
+            world.run_until("all requests", |world| world.in_progress(host) == 0);
+            world.time - start
+        });
+        let limit = times[0] * 2 + Duration::from_millis(2);
+        assert!(times[1] < limit, "{requests}: {times:?}");
+    }
 }
 
 #[test]
@@ -205,7 +372,7 @@ fn a_handshake_that_is_repeated_takes_nothing_from_the_working_channel() {
     let newest = sent_of(&world, frame_kind::HANDSHAKE).pop().unwrap();
     assert_ne!(index(&handshake), index(&newest));
     let quiet = work_time(&mut world, host);
-    // A smaller payload, which the key does not protect, and the same one.
+    // A changed one, and the same one.
     let (mut smaller, _) = Handshake::read_from_prefix(&newest.frame[HEADER_BYTES..]).unwrap();
     smaller.payload_max = 1408.into();
     let smaller = forged(&newest, frame_kind::HANDSHAKE, 0, smaller.as_bytes());
@@ -235,12 +402,16 @@ fn answers_of_a_stranger_end_nothing() {
     let own = sent_of(&world, frame_kind::REQUESTS).remove(0);
     let handshakes = sent_of(&world, frame_kind::HANDSHAKE).len();
     let refusal = |reason, index| Refused::new(reason, index).as_bytes().to_vec();
-    // The working channel stays.
+    // The working channel stays until another one takes its place, which happens once a second at most.
     let target_index = header(&own).index.get();
     let unknown = refusal(reason::UNKNOWN_INDEX, target_index);
-    world.arrive(&forged(&offer, frame_kind::REFUSED, 0, &unknown));
-    world.run_for(Duration::from_secs(1));
-    assert_eq!(sent_of(&world, frame_kind::HANDSHAKE).len(), handshakes);
+    for _ in 0..100 {
+        world.arrive(&forged(&offer, frame_kind::REFUSED, 0, &unknown));
+        ok(&mut world, host, Action::Read, 0, 3);
+    }
+    assert!(sent_of(&world, frame_kind::HANDSHAKE).len() <= handshakes + 1);
+    let lost = world.hosts[host].initiator.channels();
+    assert_eq!(lost[0].map(|one| one.lost), Some(0));
     // CLOSE in its name.
     let close = forged(&offer, frame_kind::CLOSE, 0, &refusal(reason::FENCED, 0));
     world.arrive(&close);

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use jericho_format::wire::{
-    Accept, FLAG_FROM_TARGET, FrameHeader, HEADER_BYTES, Handshake, frame_kind,
-};
+use jericho_format::wire::{FLAG_FROM_TARGET, FrameHeader, HEADER_BYTES, Handshake, frame_kind};
 use jericho_remote::{Action, Scheduler};
 use zerocopy::FromBytes;
 
@@ -164,10 +162,6 @@ fn channels_of_a_link_share_its_credit() {
         let (handshake, _) = Handshake::read_from_prefix(&bytes).unwrap();
         assert_eq!(handshake.lane, 0);
     }
-    let accepts: Vec<u16> = record(frame_kind::ACCEPT)
-        .map(|bytes| Accept::read_from_prefix(&bytes).unwrap().0.credit.get())
-        .collect();
-    assert_eq!(accepts, [60, 30, 20]);
     for block in 0..20 {
         ok(&mut world, host, WRITE, block, 8);
     }

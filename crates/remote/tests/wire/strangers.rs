@@ -128,7 +128,9 @@ fn a_target_keeps_no_state_for_a_handshake_without_its_cookie() {
         handshake.index = 7.into();
         (handshake.cookie, handshake.export) = (cookie, offer.export);
         handshake.payload_max = 1408.into();
-        let payload = handshake.as_bytes();
+        let mut payload = handshake.as_bytes().to_vec();
+        payload.resize(1408, 0);
+        let payload = &payload[..];
         let mut header = FrameHeader::new(frame_kind::HANDSHAKE, payload.len());
         (header.destination, header.source) = (link(2).mac, source);
         header.ethertype = 0x88B5.into();

@@ -93,6 +93,7 @@ pub struct Host {
     asked: HashMap<u64, Asked>,
     pub results: HashMap<u64, Result<(), i32>>,
     pub ended: Option<Ended>,
+    pub hint: Option<Ended>,
     pub size_bytes: Option<u64>,
     pub replayed: u64,
     pub is_reachable: bool,
@@ -122,6 +123,8 @@ pub struct World {
     /// So many records of an owner fail.
     pub fails_records: u32,
     pub hosts: Vec<Host>,
+    /// Name of the target's host, from its next start on.
+    pub target_host: &'static str,
     /// Whom the target allows to use the export.
     pub clients: Vec<Client>,
     /// Node of the threads that submit; none: they differ.
@@ -160,6 +163,7 @@ impl World {
             last_owner: None,
             fails_records: 0,
             hosts: Vec::new(),
+            target_host: "hostb",
             clients: (0..8).map(client).collect(),
             submits_on: None,
             next_key: None,
@@ -204,7 +208,7 @@ impl World {
 
     pub fn start_target(&mut self) {
         let config = TargetConfig {
-            host: "hostb".into(),
+            host: self.target_host.into(),
             ethertype: 0x88B5,
             slots: self.settings.slots,
             pool_pages: self.settings.pool_pages,
@@ -270,6 +274,7 @@ impl World {
             asked: HashMap::new(),
             results: HashMap::new(),
             ended: None,
+            hint: None,
             size_bytes: None,
             replayed: 0,
             is_reachable: false,
@@ -491,6 +496,7 @@ impl World {
                 }
                 InitiatorOutput::Replay { changes } => state.replayed += changes,
                 InitiatorOutput::Reachable(is_reachable) => state.is_reachable = is_reachable,
+                InitiatorOutput::Hint(why) => state.hint = Some(why),
                 InitiatorOutput::Ended(why) => state.ended = Some(why),
             }
         }
