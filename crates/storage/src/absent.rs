@@ -1,8 +1,11 @@
 //! A device that is missing. It stands in the place of a volume's device that was not found, so that the others keep their indices.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use jericho_sys::errno;
+
+use crate::schemes::is_remote;
 
 use crate::transfer::{length_bytes, operation};
 use crate::{Asynchronous, Cause, Completion, Device, Finish, IoError, Transfer};
@@ -40,6 +43,10 @@ impl Device for Absent {
 
     fn size_bytes(&self) -> u64 {
         self.size_bytes
+    }
+
+    fn may_fall_silent(&self) -> bool {
+        is_remote(Path::new(&*self.name))
     }
 
     fn is_absent(&self) -> bool {

@@ -268,6 +268,10 @@ pub trait Device: Send + Sync {
     fn is_absent(&self) -> bool {
         false
     }
+    /// Returns whether the device may fall silent (`is_silent`), because it is on another host.
+    fn may_fall_silent(&self) -> bool {
+        false
+    }
     /// Returns whether the device answers no operation at present, so that an operation would wait long. May take some tenths of a second to
     /// find out.
     fn is_silent(&self) -> bool {
