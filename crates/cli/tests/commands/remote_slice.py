@@ -131,6 +131,15 @@ def verify(done):
     assert subjects[::-1][: done["commit"]] == [str(number) for number in range(done["commit"])], "a commit is lost"
 
 
+def far_error():
+    """Returns why a file in the slice of the other host cannot be opened; None if it can."""
+    try:
+        with open("mnt/far/log", "rb"):
+            return None
+    except OSError as error:
+        return error.errno
+
+
 def stay_away():
     """The host of a slice is away for longer than requests wait."""
     host = set_up("--dead-after", "2")
@@ -157,12 +166,28 @@ def stay_away():
     mount()
     with open("mnt/near/log", "rb") as log:
         assert log.read() == b"".join(record(number) for number in range(20))
-    run(JERICHO, "umount", "mnt")
+    assert far_error() == errno.ENODEV
+    assert "is missing" in run(JERICHO, "stat", "mnt")
+    # The slice comes back with the host, without a mount.
+    host.serve()
+    wait_until("the slice of the host", lambda: far_error() is None)
+    assert "is missing" not in run(JERICHO, "stat", "mnt")
+    with open("mnt/far/log", "rb") as log:
+        found = log.read()
+        assert found[: len(kept)] == kept, "a synced record is lost"
+    append(2)
+    os.mkdir("mnt/far/new")
+    os.rename("mnt/far/new", "mnt/near/moved")
+    sync_directory("mnt/near")
+    dead = daemon()
+    os.kill(dead, signal.SIGKILL)
+    wait_until("the end of the daemon", lambda: not os.path.exists(f"/proc/{dead}"))
+    host.lose_power()
     host.serve()
     mount()
     with open("mnt/far/log", "rb") as log:
-        assert log.read()[: len(kept)] == kept, "a synced record is lost"
-    append(2)
+        assert log.read() == found + record(2), "a record that was synced after the return is lost"
+    assert os.listdir("mnt/near/moved") == []
     run(JERICHO, "umount", "mnt")
     assert "is sound" in run(JERICHO, "check", "a.vol", "--nic", "i0,i1")
     host.server.terminate()
