@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use jericho_client::ReadAhead;
-use jericho_fs::{Done, File, Result, SeenErrors};
+use jericho_fs::{Done, File, Interruption, Result, SeenErrors};
 use parking_lot::Mutex;
 
 use crate::fast::Grants;
@@ -47,10 +47,13 @@ impl Handle {
     }
 
     /// Returns the callback for a sync through this handle: it calls `done`, and fails also with a write-back error of the file
-    /// that this handle has not reported.
+    /// that this handle has not reported. If the caller of the sync was interrupted, the error waits for the next sync.
     pub(crate) fn reporting(self: &Arc<Self>, done: Done) -> Done {
-        let handle = self.clone();
+        let (handle, interruption) = (self.clone(), Interruption::of_thread());
         Box::new(move |result: Result<()>| {
+            if interruption.is_some_and(|interruption| interruption.begin().is_err()) {
+                return done(result);
+            }
             let reported = handle.file.report_errors(&handle.errors);
             done(result.and(reported));
         })

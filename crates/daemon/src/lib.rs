@@ -29,6 +29,7 @@ mod open;
 mod outage;
 mod pages;
 mod read;
+mod returner;
 mod serving;
 #[cfg(test)]
 mod simulated;
@@ -48,6 +49,7 @@ pub use jericho_cache::Reader;
 pub use jericho_cache::{Counters, counters::Declared};
 pub use jericho_client::migration::VARIABLE as THREADS_VARIABLE;
 pub use jericho_format::threads::ThreadPolicy;
+pub use jericho_fs::{Interruption, with_interruption};
 pub use jericho_storage::is_remote;
 pub use jericho_volume::{AddError, Added, FormatOptions, GrowError, GrowRequest, GrownDevice};
 pub use kernel_cache::KernelCache;

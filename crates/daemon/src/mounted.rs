@@ -56,6 +56,17 @@ impl Mounted {
         &self.volume.fs
     }
 
+    /// Returns whether the volume has a device on another host, for which a request may wait long.
+    #[inline]
+    pub fn may_fall_silent(&self) -> bool {
+        self.volume.devices.may_fall_silent()
+    }
+
+    /// Returns whether a host of the volume is known not to answer at present. May take some tenths of a second to find out.
+    pub fn has_silent_device(&self) -> bool {
+        self.volume.devices.has_silent_device()
+    }
+
     /// Returns whether the volume is mounted read-only.
     pub fn read_only(&self) -> bool {
         self.volume.read_only

@@ -40,6 +40,8 @@ enum WaitPolicy {
 pub trait ReadBuffer: Send + 'static {
     /// Returns the first `len` bytes of the buffer.
     fn first(&mut self, len: usize) -> &mut [u8];
+    /// Is called when the read begins to wait for pages. Its first `done` bytes are in the buffer, and must stay there.
+    fn will_wait(&mut self, _done: usize) {}
 }
 
 impl ReadBuffer for Vec<u8> {
@@ -244,6 +246,7 @@ impl Mounted {
             reply(Ok(finish(self, handle, offset, len)), buffer);
             return None;
         }
+        buffer.will_wait(done);
         // Requests the reader's own pages before the pages that are read ahead.
         let waiting = WaitingRead {
             mounted: self.clone(),

@@ -30,6 +30,7 @@ impl Mounted {
         let body = move || dropper.serve(&*kernel);
         threads.push(service::spawn("mapped-pages", body)?);
         drop(threads);
+        self.look_for_missing()?;
         self.fast.open()
     }
 

@@ -245,7 +245,7 @@ impl Mounted {
             match is_absent {
                 true => format!(
                     "{reason}: {what} {slices} cannot be used, and files there fail with ENODEV, until the volume is mounted with the device \
-                     (--device PATH, if it is at another place)"
+                     (--device PATH, if it is at another place), or until its host answers, if it is a device of another host"
                 ),
                 false => format!("{reason}: no changes of {what} {slices} until the next mount"),
             }

@@ -11,7 +11,7 @@ use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use jericho_fs::error::of_cache;
 use jericho_fs::types::SliceId;
 use jericho_fs::{Error, Result};
-use jericho_fs::{File, Writing};
+use jericho_fs::{File, Interruption, Writing, with_interruption};
 use jericho_shm::{Key, SourceParts, Writer};
 
 use crate::fast::WriteGuard;
@@ -37,6 +37,8 @@ struct Progress {
     may_block: bool,
     /// Set when the kernel may have pages of the file.
     mapped: Option<Arc<MappedFile>>,
+    /// Set when a signal may end the write while it waits.
+    interruption: Option<Arc<Interruption>>,
     /// The file does not move to another slice until the write is over.
     _writing: Writing,
     /// Makes inline writers of the same range wait. Released before the reply: a client that has lent its locks wants them back
@@ -169,7 +171,11 @@ impl Mounted {
         if let Err(reply) = self.write_if_room(handle, offset, data, mode, reply) {
             let (mounted, own, data) = (self.clone(), handle.clone(), data.to_vec());
             let range = (offset, data.len());
-            let attempt = move |reply| mounted.write_if_room(&own, offset, &data, mode, reply);
+            let interruption = Interruption::of_thread();
+            let attempt = move |reply| {
+                let write = || mounted.write_if_room(&own, offset, &data, mode, reply);
+                with_interruption(interruption.clone(), write)
+            };
             self.space_waits.retry(handle, range, reply, attempt);
         }
     }
@@ -194,10 +200,15 @@ impl Mounted {
                 return Ok(());
             }
         };
+        if let Err(error) = progress.begin_step() {
+            progress.fail(error, data.len(), reply);
+            return Ok(());
+        }
         match progress.advance(data) {
             Step::Done => progress.finish(data.len(), reply),
             Step::Wait => progress.wait(data.to_vec(), reply),
             Step::Failed(error) if progress.done == 0 && error.is_full_volume() => {
+                progress.end_step();
                 return Err(reply);
             }
             Step::Failed(error) => progress.fail(error, data.len(), reply),
@@ -294,8 +305,27 @@ impl Progress {
             mapped: watched
                 .then(|| mounted.mapped.file(handle.file.ino()))
                 .flatten(),
+            interruption: Interruption::of_thread(),
             _writing: writing,
             guard,
+        }
+    }
+
+    /// Begins to change pages. Fails with EINTR if the caller was interrupted: it knows which bytes are written, and no more may be.
+    fn begin_step(&self) -> Result<()> {
+        match &self.interruption {
+            Some(interruption) => interruption.begin(),
+            None => Ok(()),
+        }
+    }
+
+    /// Allows that a signal ends the write, until the next `begin_step`. A synchronous write that has written bytes is not ended: a short write
+    /// would promise that they are durable, and an error that there are none.
+    fn end_step(&self) {
+        if let Some(interruption) = &self.interruption
+            && (self.done == 0 || self.mode.sync == WriteSync::No)
+        {
+            interruption.wait_again(self.done);
         }
     }
 
@@ -475,6 +505,7 @@ impl Progress {
         R: FnOnce(Result<u32>) + Send + 'static,
     {
         self.may_block = false;
+        self.end_step();
         let handle = self.handle.clone();
         let file = &handle.file;
         if let Some(slice) = self.throttling(data.len()).cloned() {
@@ -490,7 +521,12 @@ impl Progress {
         slice.get(&file.object(), first, count, intent, move |granted| {
             match granted {
                 Ok(grant) => {
+                    if let Err(error) = self.begin_step() {
+                        drop(grant);
+                        return self.fail(error, data.len(), reply);
+                    }
                     if let Err(NotPut::Latched(latched)) = self.put(grant, &piece, &data) {
+                        self.end_step();
                         let slice = self.mounted.slice(piece.slice).clone();
                         return slice.when_unlatched(latched, move || self.resume(data, reply));
                     }
@@ -505,6 +541,9 @@ impl Progress {
     where
         R: FnOnce(Result<u32>) + Send + 'static,
     {
+        if let Err(error) = self.begin_step() {
+            return self.fail(error, data.len(), reply);
+        }
         match self.advance(&data) {
             Step::Done => self.finish(data.len(), reply),
             Step::Wait => self.wait(data, reply),

@@ -418,6 +418,10 @@ impl Device for RemoteDevice {
         self.run("write", action, range, RANGE_BYTES_MAX, none, |_, _| {})
     }
 
+    fn may_fall_silent(&self) -> bool {
+        true
+    }
+
     fn is_silent(&self) -> bool {
         self.inside.is_silent()
     }

@@ -28,6 +28,7 @@ pub(crate) mod checkpoints;
 pub(crate) mod committer;
 mod group;
 pub(crate) mod leader;
+mod put_back;
 mod seal;
 
 use std::sync::Arc;
@@ -335,6 +336,12 @@ impl Commits {
         self.is_failed.store(true, Ordering::Release);
         let _control = self.control.lock();
         self.room.notify_all();
+    }
+
+    /// Takes changes again: the missing device has come back, and the store is recovered. The gate is closed and the cut locked.
+    fn put_back(&self) {
+        *self.failed.lock() = None;
+        self.is_failed.store(false, Ordering::Release);
     }
 
     /// Has operations that remove names in the shard wait, as if very many removed files waited there, until the next batch is sealed.

@@ -47,7 +47,7 @@ pub struct Fs {
     scrubber: Mutex<Option<JoinHandle<()>>>,
     orphans: Mutex<Option<JoinHandle<()>>>,
     /// Ends the thread that removes orphans. Those that it has not reached stay orphans until the next mount.
-    leaves_orphans: Arc<AtomicBool>,
+    pub(crate) leaves_orphans: Arc<AtomicBool>,
 }
 
 impl Fs {

@@ -70,6 +70,29 @@ pub(crate) fn remove_all(core: &Arc<Core>, orphans: &[Ino], must_end: &AtomicBoo
     }
 }
 
+/// Removes the orphans of stores that have come back. Like a mount, but while other threads change the slices: `orphans` were read before that.
+pub(crate) fn remove_returned(core: &Arc<Core>, orphans: Vec<Ino>, must_end: &AtomicBool) {
+    let mut found = Vec::new();
+    for ino in orphans {
+        match core.store_of(ino).inode(ino) {
+            Ok(Some(record)) => {
+                if record.kind == Kind::File {
+                    core.leaving.add(ino);
+                }
+                found.push(ino);
+            }
+            // Without its row there is nothing to remove but the note.
+            Ok(None) => {
+                if let Ok(_gates) = core.begin(&[ino]) {
+                    core.commits_of(ino).push(Change::DelOrphan(ino));
+                }
+            }
+            Err(error) => core.stays_orphan(ino, &error),
+        }
+    }
+    remove_all(core, &found, must_end);
+}
+
 fn remove(core: &Arc<Core>, ino: Ino) -> Result<()> {
     let inode = core.inode(ino)?;
     inode.meta.write().rec.nlink = 0;

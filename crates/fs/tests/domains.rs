@@ -323,6 +323,177 @@ fn after_a_crash_a_slice_waits_for_the_missing_one_that_its_last_operation_chang
     }
 }
 
+/// A device that performs its transfers by itself, as one of another host does.
+struct Remote(Arc<dyn Device>);
+
+impl Device for Remote {
+    fn name(&self) -> Arc<str> {
+        self.0.name()
+    }
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+    fn home_node(&self) -> Option<u32> {
+        self.0.home_node()
+    }
+    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> std::result::Result<(), IoError> {
+        self.0.read_at(offset_bytes, buf)
+    }
+    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> std::result::Result<(), IoError> {
+        self.0.write_at(offset_bytes, buf)
+    }
+    fn flush(&self) -> std::result::Result<(), IoError> {
+        self.0.flush()
+    }
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> std::result::Result<(), IoError> {
+        self.0.discard(offset_bytes, length_bytes)
+    }
+    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+    fn asynchronous(&self) -> Option<&dyn jericho_storage::Asynchronous> {
+        Some(self)
+    }
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+}
+
+impl jericho_storage::Asynchronous for Remote {
+    fn begin(&self, _: jericho_storage::Transfer, _: Arc<dyn jericho_storage::Finish>) {
+        unreachable!("queues over simulated devices have threads");
+    }
+}
+
+/// Leaves in slice 1 an image that is newer than its block, a file without a name, and last an operation that also changed slice 0. Returns the
+/// devices after a power cut.
+fn crashed_after_a_linked_operation(checksums: bool) -> DeviceSet {
+    let set = filled(checksums);
+    let mounted = try_mount(set.as_devices()).unwrap();
+    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+    let gone = mounted.create(y, "gone").unwrap();
+    mounted.write(&gone, &pattern(6, BYTES)).unwrap();
+    mounted.fsync(&gone).unwrap();
+    mounted.fs.unlink(y, b"gone").unwrap();
+    let logged = mounted.create(y, "logged").unwrap();
+    for seed in [8, 9] {
+        mounted.write(&logged, &pattern(seed, BYTES)).unwrap();
+        mounted.fsync(&logged).unwrap();
+    }
+    mounted.fs.rename(x, b"old", y, b"moved", 0).unwrap();
+    mounted.fs.commit().unwrap();
+    mounted.synced(x, "later", 2).unwrap();
+    set.crash(1)
+}
+
+#[test]
+fn a_missing_device_that_comes_back_to_a_mounted_volume_has_all_that_it_had() {
+    for checksums in [false, true] {
+        let crashed = crashed_after_a_linked_operation(checksums);
+        let mounted = try_mount(crashed.with_missing(&[1])).unwrap();
+        fails_with(ENODEV, mounted.fs.lookup(ROOT, b"y"));
+        let x = mounted.dir("x");
+        mounted.synced(x, "while", 4).unwrap();
+        let device: Arc<dyn Device> = Arc::new(Remote(crashed.devices()[1].clone()));
+        assert_eq!(mounted.fs.put_back(1, &device).unwrap(), [1]);
+        mounted.fs.put_back(1, &device).unwrap_err();
+        let y = mounted.dir("y");
+        for (name, seed) in [("old", 1), ("moved", 0), ("logged", 9)] {
+            assert_eq!(
+                mounted.contents(y, name).unwrap(),
+                pattern(seed, BYTES),
+                "{name}"
+            );
+        }
+        fails_with(2, mounted.fs.lookup(y, b"gone"));
+        mounted.synced(y, "after", 5).unwrap();
+        mounted.fs.rename(x, b"while", y, b"back", 0).unwrap();
+        mounted.fs.commit().unwrap();
+        let again = crashed.crash(2);
+        drop(mounted);
+        assert_sound(&again);
+        let mounted = try_mount(again.as_devices()).unwrap();
+        let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+        let files = [
+            ("old", 1),
+            ("moved", 0),
+            ("logged", 9),
+            ("after", 5),
+            ("back", 4),
+        ];
+        for (name, seed) in files {
+            assert_eq!(
+                mounted.contents(y, name).unwrap(),
+                pattern(seed, BYTES),
+                "{name}"
+            );
+        }
+        assert_eq!(mounted.contents(x, "later").unwrap(), pattern(2, BYTES));
+        mounted.fs.close().unwrap();
+        drop(mounted);
+        assert_sound(&again);
+    }
+}
+
+#[test]
+fn a_power_cut_while_a_missing_device_comes_back_leaves_all_that_was_synced() {
+    let crashed = crashed_after_a_linked_operation(false);
+    // Each change that the return makes to the device is the last one in one of the rounds.
+    for nth in 1.. {
+        let set = crashed.crash(3);
+        let mounted = try_mount(set.with_missing(&[1])).unwrap();
+        let device: Arc<dyn Device> = Arc::new(Remote(set.devices()[1].clone()));
+        let mut plan = FaultPlan::fail_nth(None, nth, EIO);
+        plan.faults[0].is_lasting = true;
+        set.devices()[1].set_plan(plan);
+        let is_over = mounted.fs.put_back(1, &device).is_ok();
+        // The other slice goes on in any case.
+        let x = mounted.dir("x");
+        mounted.synced(x, "beside", 7).unwrap();
+        let after = set.crash(nth);
+        drop(mounted);
+        assert_sound(&after);
+        let mounted = try_mount(after.as_devices()).unwrap();
+        let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+        for (name, seed) in [("old", 1), ("moved", 0), ("logged", 9)] {
+            assert_eq!(
+                mounted.contents(y, name).unwrap(),
+                pattern(seed, BYTES),
+                "{name}"
+            );
+        }
+        assert_eq!(mounted.contents(x, "beside").unwrap(), pattern(7, BYTES));
+        mounted.fs.close().unwrap();
+        drop(mounted);
+        if is_over {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_slice_whose_operation_another_one_waits_for_comes_back_with_the_next_mount() {
+    let set = filled(false);
+    let mounted = try_mount(set.as_devices()).unwrap();
+    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+    mounted.fs.rename(x, b"old", y, b"moved", 0).unwrap();
+    mounted.fs.commit().unwrap();
+    let crashed = set.crash(1);
+    drop(mounted);
+    let mounted = try_mount(crashed.with_missing(&[1])).unwrap();
+    let device: Arc<dyn Device> = Arc::new(Remote(crashed.devices()[1].clone()));
+    let why = mounted.fs.put_back(1, &device).unwrap_err();
+    assert!(why.to_string().contains("next mount"), "{why}");
+    fails_with(ENODEV, mounted.fs.lookup(ROOT, b"y"));
+    drop((mounted, device));
+    let mounted = try_mount(crashed.as_devices()).unwrap();
+    let y = mounted.dir("y");
+    assert_eq!(mounted.contents(y, "moved").unwrap(), pattern(0, BYTES));
+    mounted.fs.close().unwrap();
+    drop(mounted);
+    assert_sound(&crashed);
+}
+
 #[test]
 fn batches_of_many_operations_in_two_slices_fit_into_small_journals() {
     for checksums in [false, true] {

@@ -75,7 +75,8 @@ fn answer_read(read: Result<usize, Error>, room: Room) {
 impl Jericho {
     #[inline]
     pub(crate) fn read(&self, req: &InHeader, args: &Transfer, reply: Reply) {
-        self.read_into(asker(req), args, reply.room());
+        let ticket = self.mounted.may_fall_silent().then(|| self.ticket(req));
+        self.read_into(asker(req), args, reply.room(ticket));
     }
 
     pub(crate) fn write(&self, req: &InHeader, args: &Transfer, data: &[u8], reply: Reply) {
@@ -98,8 +99,9 @@ impl Jericho {
         // The program may have changed the flag with fcntl since the open.
         handle.set_no_access_time(no_access_time(args.open_flags as i32));
         let fills = args.fills_page_cache();
-        if !fills {
-            self.mounted.answer_wish(handle, asker, Served::Read);
+        match fills {
+            true => room.is_for_page_cache(),
+            false => self.mounted.answer_wish(handle, asker, Served::Read),
         }
         (room_for(args, room), fills)
     }
@@ -170,6 +172,23 @@ impl Jericho {
         };
         self.mounted.requested(handle, asker.thread, data.len());
         self.mounted.write(handle, args.offset, data, mode, answer);
+    }
+
+    /// Writes the rest of a write of which `done` bytes were written before, and answers.
+    pub(crate) fn write_rest(
+        &self,
+        asker: Asker,
+        args: &Transfer,
+        rest: &[u8],
+        done: usize,
+        reply: Reply,
+    ) {
+        self.write_bytes(asker, args, rest, move |written| match written {
+            Ok(len) => reply.with(&SizeOut::new(done as u32 + len)),
+            // An error after the first bytes is a short write.
+            Err(_) if done > 0 => reply.with(&SizeOut::new(done as u32)),
+            Err(e) => reply.error(e),
+        });
     }
 
     /// Writes as much as possible without waiting; see `Mounted::try_write`. Returns the number of bytes written.

@@ -122,6 +122,11 @@ impl Grow {
     }
 }
 
+/// Returns whether an attribute is of the command, and a request for it may change the volume.
+pub(crate) fn is_change(name: &[u8]) -> bool {
+    name.starts_with(PREFIX.as_bytes()) && name != SYNC.as_bytes() && name != SYNCFS.as_bytes()
+}
+
 /// Returns the name of the attribute that grows the volume as requested.
 pub fn grow_name(request: &GrowRequest) -> String {
     let device = request.device.map_or("all".into(), |uuid| {

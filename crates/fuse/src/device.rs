@@ -13,7 +13,7 @@ use crate::crew::{Body, Crew, Place, THREADS_MAX};
 use crate::protocol::InHeader;
 use crate::protocol::init::{Agreed, Outcome, Wanted, negotiate};
 use crate::protocol::request::{Operation, Transfer, parse_message};
-use crate::reply::{Channel, DeviceReply, OwnChannel, Reply, message};
+use crate::reply::{Channel, OwnChannel, Reply, message};
 use crate::server::{REQUEST_BYTES_MAX, Server, report_panic};
 use crate::workers::WorkerNodes;
 
@@ -156,7 +156,7 @@ fn serve_one<S: Server>(channel: &OwnChannel, filesystem: &S, bytes: &[u8]) {
     };
     let reply = header
         .wants_reply()
-        .then(|| Reply::Device(DeviceReply::new(channel, header.unique)));
+        .then(|| Reply::device(channel, header.unique));
     if reply.is_some() {
         filesystem.note_request();
     }

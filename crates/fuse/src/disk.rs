@@ -156,7 +156,7 @@ impl DiskServer {
             // These have no reply.
             Operation::Forget { .. }
             | Operation::BatchForget(_)
-            | Operation::Interrupt
+            | Operation::Interrupt { .. }
             | Operation::NotifyReply => {}
         }
     }

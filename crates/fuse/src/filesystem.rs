@@ -12,18 +12,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use jericho_daemon::{Handle, Moment, Mounted};
+use jericho_daemon::{Handle, Moment, Mounted, with_interruption};
 use jericho_fs::Error;
 use jericho_fs::types::{Attr, Caller, Kind};
 
 use crate::control::Control;
 use crate::convert::errno;
+use crate::device::workers_max;
+use crate::endable::may_be_ended;
 use crate::handles::Handles;
+use crate::interrupts::Ending;
 use crate::protocol::InHeader;
 use crate::protocol::answer::{EntryOut, StatFsOut};
 use crate::protocol::init::Agreed;
 use crate::protocol::request::{Malformed, Operation};
-use crate::reply::Reply;
+use crate::reply::{Interrupts, Reply, Ticket};
 use crate::server::{Server, refuse};
 
 /// Longest time that the kernel may cache entries and attributes; see the invariants.
@@ -34,12 +37,16 @@ pub(crate) const BACKGROUND_REQUESTS: u16 = 256;
 /// background requests, too.
 const SPACE_WAITS: usize = BACKGROUND_REQUESTS as usize * 3 / 4;
 
+/// Operations that signals have ended for their programs may keep one worker or helper of this many.
+const BACKGROUND_PART: usize = 4;
+
 /// A handle to the filesystem. Clones refer to the same filesystem.
 #[derive(Clone)]
 pub(crate) struct Jericho {
     pub(crate) mounted: Arc<Mounted>,
     pub(crate) handles: Arc<Handles<Handle>>,
     pub(crate) control: Arc<Control>,
+    pub(crate) interrupts: Interrupts,
     /// The features that the kernel and this side have agreed on.
     pub(crate) agreed: Agreed,
 }
@@ -47,9 +54,13 @@ pub(crate) struct Jericho {
 impl Jericho {
     pub(crate) fn new(mounted: Arc<Mounted>, agreed: Agreed) -> Jericho {
         mounted.limit_space_waits(SPACE_WAITS);
+        // A weak reference: the table outlives no mount.
+        let weak = Arc::downgrade(&mounted);
+        let is_silent = move || weak.upgrade().is_some_and(|m| m.has_silent_device());
         Jericho {
             handles: Arc::new(Handles::new()),
             control: Arc::new(Control::new(mounted.clone(), agreed.ring())),
+            interrupts: Interrupts::new(Box::new(is_silent), workers_max(8) / BACKGROUND_PART),
             mounted,
             agreed,
         }
@@ -108,9 +119,14 @@ impl Jericho {
             // These have no reply.
             Operation::Forget { .. }
             | Operation::BatchForget(_)
-            | Operation::Interrupt
+            | Operation::Interrupt { .. }
             | Operation::NotifyReply => {}
         }
+    }
+
+    /// Returns what holds the reply to a request while the request waits.
+    pub(crate) fn ticket(&self, header: &InHeader) -> Ticket {
+        self.interrupts.ticket(header.unique, header.pid)
     }
 
     /// Calls `call` with the open file of `fh`, or answers EBADF.
@@ -199,11 +215,17 @@ impl Server for Jericho {
         reply: Option<Reply>,
     ) {
         match (operation, reply) {
-            (Ok(operation), Some(reply)) => self.answer(header, operation, reply),
+            (Ok(operation), Some(reply)) => {
+                if !self.mounted.may_fall_silent() || !may_be_ended(&operation) {
+                    return self.answer(header, operation, reply);
+                }
+                let reply = reply.hold(self.ticket(header), Ending::Answer);
+                let interruption = reply.interruption();
+                with_interruption(interruption, || self.answer(header, operation, reply));
+            }
+            (Ok(Operation::Interrupt { unique }), None) => self.interrupts.came(unique),
             (Ok(Operation::Forget { lookups }), None) => self.forget(header.nodeid, lookups),
             (Ok(Operation::BatchForget(forgets)), None) => self.forget_all(forgets),
-            // Interrupts are ignored, because every request ends without them: at the latest when devices have answered, or when
-            // a wait for space has ended.
             (Ok(_), None) => {}
             (Err(why), reply) => refuse(why, header, reply),
         }

@@ -35,6 +35,7 @@ impl Jericho {
     pub(crate) fn readdirplus(&self, ino: Ino, args: &Transfer, reply: Reply) {
         let fs = self.mounted.fs();
         let mut listing = Listing::new(args.size.min(REQUEST_BYTES_MAX) as usize);
+        let mut counted = Vec::new();
         let result = self.list(ino, args.offset, &mut |e| {
             let inode = (e.ino, e.kind);
             if e.name == b"." || e.name == b".." {
@@ -50,8 +51,9 @@ impl Jericho {
                 Err(error) => return Err(error),
             };
             let added = listing.add(Some(&self.entry(&attr, before)), inode, e.cookie, &e.name);
-            if !added {
-                fs.forget(attr.ino, 1);
+            match added {
+                true => counted.push(attr.ino),
+                false => fs.forget(attr.ino, 1),
             }
             Ok(added)
         });
@@ -59,7 +61,11 @@ impl Jericho {
             // The entries in the reply already count as lookups, so the reply must reach the kernel. The next call
             // meets the error again.
             Err(e) if listing.is_empty() => reply.error(errno("readdirplus", &e)),
-            _ => reply.bytes(listing.bytes()),
+            _ => {
+                if !reply.deliver(listing.bytes()) {
+                    counted.into_iter().for_each(|ino| fs.forget(ino, 1));
+                }
+            }
         }
     }
 

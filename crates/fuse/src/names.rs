@@ -2,7 +2,7 @@
 
 use jericho_fs::Error;
 use jericho_fs::types::Ino;
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::convert::{self, errno};
 use crate::filesystem::{Jericho, TTL, caller};
@@ -15,7 +15,11 @@ impl Jericho {
     pub(crate) fn lookup(&self, parent: Ino, name: &[u8], reply: Reply) {
         let before = self.mounted.moment();
         match self.mounted.lookup(parent, name) {
-            Ok(attr) => reply.with(&self.entry(&attr, before)),
+            Ok(attr) => {
+                if !reply.deliver(self.entry(&attr, before).as_bytes()) {
+                    self.forget(attr.ino, 1);
+                }
+            }
             // Lets the kernel cache that the name does not exist.
             Err(Error::Errno(libc::ENOENT)) => reply.with(&EntryOut::none(TTL)),
             Err(e) => reply.error(errno("lookup", &e)),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use jericho_daemon::Handle;
 use jericho_fs::Error;
 use jericho_fs::types::{Attr, Ino, Kind};
+use zerocopy::IntoBytes;
 
 use crate::bytes::{no_access_time, write_sync};
 use crate::convert::errno;
@@ -21,7 +22,12 @@ const FILE_FLAGS: u32 = OpenOut::DIRECT_IO | OpenOut::PARALLEL_DIRECT_WRITES;
 impl Jericho {
     pub(crate) fn open(&self, ino: Ino, args: &OpenIn, reply: Reply) {
         match self.open_inode(ino, args.flags as i32) {
-            Ok(fh) => reply.with(&OpenOut::new(fh, FILE_FLAGS)),
+            Ok(fh) => {
+                let out = OpenOut::new(fh, FILE_FLAGS);
+                if !reply.deliver(out.as_bytes()) {
+                    self.close(fh);
+                }
+            }
             Err(e) => reply.error(e),
         }
     }
@@ -72,10 +78,16 @@ impl Jericho {
         reply: Reply,
     ) {
         match self.open_made(made, flags) {
-            Ok((attr, fh)) => reply.with(&CreateOut {
-                entry: EntryOut::new(&attr, TTL, kept(self, &attr)),
-                open: OpenOut::new(fh, FILE_FLAGS),
-            }),
+            Ok((attr, fh)) => {
+                let out = CreateOut {
+                    entry: EntryOut::new(&attr, TTL, kept(self, &attr)),
+                    open: OpenOut::new(fh, FILE_FLAGS),
+                };
+                if !reply.deliver(out.as_bytes()) {
+                    self.close(fh);
+                    self.mounted.fs().forget(attr.ino, 1);
+                }
+            }
             Err(e) => reply.error(e),
         }
     }
@@ -119,13 +131,19 @@ impl Jericho {
     }
 
     pub(crate) fn release(&self, fh: u64, reply: Reply) {
-        match self.handles.remove(fh) {
-            Some(handle) => {
-                self.mounted.close_file(&handle);
-                reply.ok();
-            }
-            None => reply.error(libc::EBADF),
+        match self.close(fh) {
+            true => reply.ok(),
+            false => reply.error(libc::EBADF),
         }
+    }
+
+    /// Closes an open file. Returns false if there is none with this number.
+    fn close(&self, fh: u64) -> bool {
+        let handle = self.handles.remove(fh);
+        if let Some(handle) = &handle {
+            self.mounted.close_file(handle);
+        }
+        handle.is_some()
     }
 }
 
@@ -148,7 +166,6 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::protocol::init::Agreed;
-    use crate::reply::DeviceReply;
 
     const OWNER: Caller = Caller {
         uid: 0,
@@ -195,7 +212,7 @@ pub(crate) mod tests {
             umask: 0,
             open_flags: 0,
         };
-        let reply = Reply::Device(DeviceReply::new(&channel, 1));
+        let reply = Reply::device(&channel, 1);
         filesystem.create(&header, ROOT, &args, name, reply);
         let mut answer = [0; 16];
         near.read_exact(&mut answer).unwrap();

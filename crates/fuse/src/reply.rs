@@ -7,13 +7,14 @@ use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use jericho_daemon::ReadBuffer;
+use jericho_daemon::{Interruption, ReadBuffer};
 use jericho_fs::Error;
 use jericho_sys::fuse_ring;
 use rustix::io::Errno;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::convert::errno;
+use crate::interrupts::{self, Answer, Ending, HeldReply};
 use crate::protocol::OutHeader;
 use crate::protocol::answer::SizeOut;
 use crate::scratch::Scratch;
@@ -85,11 +86,83 @@ pub(crate) fn message(
 
 /// The obligation to answer one request; see the module.
 pub(crate) enum Reply {
+    Own(OwnReply),
+    /// A signal may end the request.
+    Held(HeldReply<OwnReply>),
+}
+
+/// The obligation to answer one request, where its transport put it.
+pub(crate) enum OwnReply {
     Device(DeviceReply),
     Ring(fuse_ring::Reply),
 }
 
+/// Holds the replies of requests that signals may end.
+pub(crate) type Interrupts = interrupts::OwnInterrupts<OwnReply>;
+/// What holds one reply.
+pub(crate) type Ticket = interrupts::Ticket<OwnReply>;
+
+impl OwnReply {
+    fn error(self, errno: i32) {
+        match self {
+            OwnReply::Device(mut reply) => reply.send(errno, &[]),
+            OwnReply::Ring(reply) => reply.error(errno),
+        }
+    }
+
+    fn bytes(self, bytes: &[u8]) {
+        match self {
+            OwnReply::Device(mut reply) => reply.send(0, bytes),
+            OwnReply::Ring(reply) => reply.copied(bytes),
+        }
+    }
+}
+
+impl Answer for OwnReply {
+    fn interrupted(self) {
+        self.error(libc::EINTR);
+    }
+
+    fn wrote(self, bytes: u32) {
+        self.bytes(SizeOut::new(bytes).as_bytes());
+    }
+}
+
 impl Reply {
+    /// Returns the reply to a request that came through the device.
+    pub(crate) fn device(channel: &OwnChannel, unique: u64) -> Reply {
+        Reply::Own(OwnReply::Device(DeviceReply::new(channel, unique)))
+    }
+
+    /// Returns the reply to a request that came through the ring.
+    pub(crate) fn ring(reply: fuse_ring::Reply) -> Reply {
+        Reply::Own(OwnReply::Ring(reply))
+    }
+
+    /// Returns the reply, or `None` if a signal has ended the request.
+    fn take(self) -> Option<OwnReply> {
+        match self {
+            Reply::Own(reply) => Some(reply),
+            Reply::Held(held) => held.take(),
+        }
+    }
+
+    /// Holds the reply, unless it is held already.
+    pub(crate) fn hold(self, ticket: Ticket, ending: Ending) -> Reply {
+        match self {
+            Reply::Own(reply) => Reply::Held(ticket.hold(reply, ending)),
+            held @ Reply::Held(_) => held,
+        }
+    }
+
+    /// Returns the interruption of a request whose reply is held.
+    pub(crate) fn interruption(&self) -> Option<Arc<Interruption>> {
+        match self {
+            Reply::Own(_) => None,
+            Reply::Held(held) => Some(held.interruption()),
+        }
+    }
+
     /// Answers with an errno.
     pub(crate) fn error(self, errno: i32) {
         // The kernel accepts no other number as an errno, and would refuse the whole reply.
@@ -97,18 +170,25 @@ impl Reply {
             1..512 => errno,
             _ => libc::EIO,
         };
-        match self {
-            Reply::Device(mut reply) => reply.send(errno, &[]),
-            Reply::Ring(reply) => reply.error(errno),
+        if let Some(reply) = self.take() {
+            reply.error(errno);
         }
     }
 
     /// Answers with bytes.
     pub(crate) fn bytes(self, bytes: &[u8]) {
-        match self {
-            Reply::Device(mut reply) => reply.send(0, bytes),
-            Reply::Ring(reply) => reply.copied(bytes),
+        self.deliver(bytes);
+    }
+
+    /// Answers with bytes. Returns whether this was the answer: a signal may have ended the request. The kernel then does not know what the answer
+    /// would have given it, such as a handle.
+    pub(crate) fn deliver(self, bytes: &[u8]) -> bool {
+        let reply = self.take();
+        let is_there = reply.is_some();
+        if let Some(reply) = reply {
+            reply.bytes(bytes);
         }
+        is_there
     }
 
     /// Answers with a structure of the protocol.
@@ -138,53 +218,87 @@ impl Reply {
         }
     }
 
-    /// Turns the reply into the buffer for the bytes of a read.
-    pub(crate) fn room(self) -> Room {
-        match self {
-            Reply::Device(reply) => Room::Device(reply, Scratch::take()),
-            Reply::Ring(reply) => Room::Ring(reply),
+    /// Turns the reply into the buffer for the bytes of a read. `ticket`: holds the reply when the read has to wait.
+    pub(crate) fn room(self, ticket: Option<Ticket>) -> Room {
+        let scratch = match self {
+            Reply::Own(OwnReply::Ring(_)) => None,
+            _ => Some(Scratch::take()),
+        };
+        Room {
+            reply: Some(self),
+            scratch,
+            ticket: ticket.map(|ticket| (ticket, Ending::Answer)),
         }
     }
 }
 
-/// The buffer for the bytes of a read. With the ring, the buffer is in the entry, which returns to the kernel with the bytes.
-pub(crate) enum Room {
-    Device(DeviceReply, Scratch),
-    Ring(fuse_ring::Reply),
+/// The buffer for the bytes of a read.
+pub(crate) struct Room {
+    /// Always `Some`, until the answer.
+    reply: Option<Reply>,
+    /// `None`: the bytes go into the entry of the ring, which returns to the kernel with them.
+    scratch: Option<Scratch>,
+    /// Holds the reply when the read has to wait. `None`: no signal ends the read, or the reply is held.
+    ticket: Option<(Ticket, Ending)>,
 }
 
 impl Room {
+    /// Says that the bytes are for the kernel's page cache. Such a read may wait before it reads, so its reply is held at once.
+    pub(crate) fn is_for_page_cache(&mut self) {
+        if let Some((_, ending)) = &mut self.ticket {
+            *ending = Ending::IfDying;
+            self.will_wait(0);
+        }
+    }
+
     /// Returns how many of `len` bytes fit.
     pub(crate) fn at_most(&mut self, len: usize) -> usize {
-        match self {
-            Room::Device(..) => len,
-            Room::Ring(reply) => len.min(reply.room().len()),
+        match (&self.scratch, &mut self.reply) {
+            (None, Some(Reply::Own(OwnReply::Ring(reply)))) => len.min(reply.room().len()),
+            _ => len,
         }
     }
 
     /// Answers with the first `len` bytes.
-    pub(crate) fn filled(self, len: usize) {
-        match self {
-            Room::Device(mut reply, mut buffer) => reply.send(0, buffer.first(len)),
-            Room::Ring(reply) => reply.filled(len),
+    pub(crate) fn filled(mut self, len: usize) {
+        match (self.scratch, self.reply.take()) {
+            (None, Some(Reply::Own(OwnReply::Ring(reply)))) => reply.filled(len),
+            (Some(mut scratch), Some(reply)) => reply.bytes(scratch.first(len)),
+            _ => {}
         }
     }
 
     /// Answers with an errno.
     pub(crate) fn error(self, errno: i32) {
-        match self {
-            Room::Device(reply, _) => Reply::Device(reply).error(errno),
-            Room::Ring(reply) => Reply::Ring(reply).error(errno),
+        if let Some(reply) = self.reply {
+            reply.error(errno);
         }
     }
 }
 
 impl ReadBuffer for Room {
     fn first(&mut self, len: usize) -> &mut [u8] {
-        match self {
-            Room::Device(_, buffer) => buffer.first(len),
-            Room::Ring(reply) => &mut reply.room()[..len],
+        if let (None, Some(Reply::Own(OwnReply::Ring(reply)))) = (&self.scratch, &mut self.reply) {
+            return &mut reply.room()[..len];
         }
+        self.scratch.get_or_insert_with(Scratch::take).first(len)
+    }
+
+    /// Holds the reply. The entry of the ring then belongs to the table of held replies, which may return it to the kernel at any time. So the
+    /// read goes on in other memory.
+    fn will_wait(&mut self, done: usize) {
+        let Some((ticket, ending)) = self.ticket.take() else {
+            return;
+        };
+        let Some(mut reply) = self.reply.take() else {
+            return;
+        };
+        if let (None, Reply::Own(OwnReply::Ring(reply))) = (&self.scratch, &mut reply) {
+            let mut scratch = Scratch::take();
+            scratch.first(done).copy_from_slice(&reply.room()[..done]);
+            self.scratch = Some(scratch);
+        }
+        self.reply = Some(reply.hold(ticket, ending));
     }
 }
 
@@ -197,8 +311,8 @@ mod tests {
     /// Returns a pair of sockets that preserve message boundaries, as the device does.
     fn kernel() -> (OwnedFd, OwnChannel) {
         let flags = SocketFlags::CLOEXEC;
-        let kind = SocketType::SEQPACKET;
-        let pair = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None);
+        let ending = SocketType::SEQPACKET;
+        let pair = rustix::net::socketpair(AddressFamily::UNIX, ending, flags, None);
         let (kernel, daemon) = pair.unwrap();
         (kernel, Arc::new(Arc::new(daemon)))
     }
@@ -216,14 +330,14 @@ mod tests {
     #[test]
     fn a_dropped_reply_answers_with_an_error_and_each_reply_answers_once() {
         let (kernel, channel) = kernel();
-        let reply = |unique| Reply::Device(DeviceReply::new(&channel, unique));
+        let reply = |unique| Reply::device(&channel, unique);
         drop(reply(1 << 40));
         assert_eq!(received(&kernel), Some((-libc::EIO, 1 << 40, vec![])));
-        drop(reply(2).room());
+        drop(reply(2).room(None));
         assert_eq!(received(&kernel), Some((-libc::EIO, 2, vec![])));
         reply(3).bytes(b"whole");
         assert_eq!(received(&kernel), Some((0, 3, b"whole".to_vec())));
-        let mut room = reply(4).room();
+        let mut room = reply(4).room(None);
         room.first(4).copy_from_slice(b"read");
         room.filled(2);
         assert_eq!(received(&kernel), Some((0, 4, b"re".to_vec())));
@@ -238,10 +352,10 @@ mod tests {
             (0, libc::EIO),
             (-5, libc::EIO),
         ] {
-            Reply::Device(DeviceReply::new(&channel, 1)).error(given);
+            Reply::device(&channel, 1).error(given);
             assert_eq!(received(&kernel).unwrap().0, -sent);
         }
-        Reply::Device(DeviceReply::new(&channel, 1)).error(512);
+        Reply::device(&channel, 1).error(512);
         assert_eq!(received(&kernel).unwrap().0, -libc::EIO);
     }
 }

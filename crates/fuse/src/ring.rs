@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use jericho_daemon::Reader;
+use jericho_daemon::{Reader, with_interruption};
 use jericho_sys::fuse_ring::{FuseRing, Received};
 use jericho_sys::service as threads;
 use jericho_topology::Topology;
@@ -21,8 +21,9 @@ use jericho_topology::Topology;
 use crate::bytes::asker;
 use crate::filesystem::Jericho;
 use crate::helpers::Helpers;
+use crate::interrupts::Ending;
 use crate::protocol::answer::SizeOut;
-use crate::protocol::request::{Operation, parse};
+use crate::protocol::request::{Operation, Transfer, parse};
 use crate::protocol::{InHeader, op};
 use crate::reply::{Channel, Reply};
 use crate::ring_binding::{Binding, Helped};
@@ -207,7 +208,8 @@ impl Service {
         mut syncs: Vec<(InHeader, Received)>,
         may_wait: impl Fn() -> bool,
     ) -> io::Result<()> {
-        if syncs.len() == 1 && own.next() && may_wait() {
+        let may_fall_silent = self.filesystem.mounted.may_fall_silent();
+        if syncs.len() == 1 && !may_fall_silent && own.next() && may_wait() {
             // Answers to others are not held back for the length of the sync.
             if ring.taken() > 1 {
                 ring.send()?;
@@ -260,13 +262,15 @@ impl Service {
     #[inline]
     fn read(&self, header: &InHeader, received: Received) {
         let arguments = &received.arguments[..received.arguments_len];
-        let reply = Reply::Ring(received.reply);
+        let reply = Reply::ring(received.reply);
         let args = match parse(header, arguments, &[], &self.filesystem.agreed) {
             Ok(Operation::Read(args)) => args,
             other => return self.filesystem.serve(header, other, Some(reply)),
         };
         let asker = asker(header);
-        if let Some(room) = self.filesystem.try_read(asker, &args, reply.room()) {
+        let may_be_ended = self.filesystem.mounted.may_fall_silent();
+        let room = reply.room(may_be_ended.then(|| self.filesystem.ticket(header)));
+        if let Some(room) = self.filesystem.try_read(asker, &args, room) {
             let filesystem = self.filesystem.clone();
             self.run_in_helper(move || filesystem.read_into(asker, &args, room));
         }
@@ -281,26 +285,34 @@ impl Service {
             other => {
                 return self
                     .filesystem
-                    .serve(header, other, Some(Reply::Ring(received.reply)));
+                    .serve(header, other, Some(Reply::ring(received.reply)));
             }
         };
         let asker = asker(header);
         let done = self.filesystem.try_write(asker, &args, data);
-        let reply = Reply::Ring(received.reply);
+        let reply = Reply::ring(received.reply);
         if done == data.len() {
             return reply.with(&SizeOut::new(done as u32));
         }
         // Does not repeat the first part: another writer may have overwritten it since.
         args.offset += done as u64;
+        let is_of_mapping = args.flags & Transfer::WRITE_CACHE != 0;
+        let may_be_ended = self.filesystem.mounted.may_fall_silent() && !is_of_mapping;
+        let ticket = may_be_ended.then(|| self.filesystem.ticket(header));
         let (filesystem, payload) = (self.filesystem.clone(), received.payload);
         self.run_in_helper(move || {
             let data = payload.as_ref().map_or(&[][..], AsRef::as_ref);
-            filesystem.write_bytes(asker, &args, &data[done..], move |rest| match rest {
-                Ok(len) => reply.with(&SizeOut::new(done as u32 + len)),
-                // An error after the first bytes is a short write.
-                Err(_) if done > 0 => reply.with(&SizeOut::new(done as u32)),
-                Err(e) => reply.error(e),
-            });
+            let rest = &data[done..];
+            let Some(ticket) = ticket else {
+                return filesystem.write_rest(asker, &args, rest, done, reply);
+            };
+            // The entry must return to the kernel with the answer, also while the write goes on.
+            let rest = rest.to_vec();
+            drop(payload);
+            let reply = reply.hold(ticket, Ending::RestOfWrite(done));
+            let interruption = reply.interruption();
+            let write = || filesystem.write_rest(asker, &args, &rest, done, reply);
+            with_interruption(interruption, write);
         });
     }
 }
@@ -325,9 +337,17 @@ fn report_failure(cpu: u32, error: &io::Error) {
 /// Serves a request in the calling thread.
 fn serve(filesystem: &Jericho, header: &InHeader, received: Received) {
     let arguments = &received.arguments[..received.arguments_len];
-    let rest = received.payload.as_ref().map_or(&[][..], AsRef::as_ref);
+    let mut payload = received.payload;
+    // A signal may end the request while this thread waits. The entry must then return to the kernel with the answer.
+    let may_be_ended = filesystem.mounted.may_fall_silent();
+    let copied = (payload.take_if(|_| may_be_ended)).map(|payload| payload.as_ref().to_vec());
+    let rest = match (&copied, &payload) {
+        (Some(copied), _) => copied,
+        (None, Some(payload)) => payload.as_ref(),
+        (None, None) => &[][..],
+    };
     let operation = parse(header, arguments, rest, &filesystem.agreed);
-    filesystem.serve(header, operation, Some(Reply::Ring(received.reply)));
+    filesystem.serve(header, operation, Some(Reply::ring(received.reply)));
 }
 
 #[cfg(test)]

@@ -15,12 +15,14 @@ use crate::xattrs::is_of_control;
 /// Returns whether the thread of the ring serves the request itself, when it may wait for locks.
 pub(crate) fn is_served_here(filesystem: &Jericho, header: &InHeader, received: &Received) -> bool {
     match header.opcode {
+        op::OPENDIR | op::RELEASEDIR | op::FLUSH => true,
+        // Any of the others may need the metadata of a slice whose host is silent, and all requests of this CPU would wait with it.
+        _ if filesystem.mounted.may_fall_silent() => false,
         op::LOOKUP | op::GETATTR | op::STATX | op::READLINK | op::LISTXATTR => true,
         op::CREATE | op::TMPFILE | op::MKNOD | op::MKDIR | op::SYMLINK | op::LINK => true,
         op::UNLINK | op::RMDIR => true,
         // Never truncates: the kernel sends that as a separate request.
         op::OPEN => true,
-        op::OPENDIR | op::RELEASEDIR | op::FLUSH => true,
         // The release of a file's last inline writer may wait for a program that has stopped in a write that extends the file.
         op::RELEASE => {
             let [a, b, c, d, e, f, g, h, ..] = received.arguments;

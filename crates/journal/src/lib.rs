@@ -64,4 +64,4 @@ pub use error::{
 };
 pub use jericho_format::journal::{AREA_BLOCKS, BATCH_BYTES_MAX, POSITION_BYTES};
 pub use position::Position;
-pub use recovery::{Batch, Recovery};
+pub use recovery::{Batch, History, Recovery};

@@ -7,8 +7,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use jericho_format::journal::{
-    BATCH_BYTES_MAX, JOURNAL_CLOSED, NUMBER_MAX, SEGMENT_CONTINUES, SEGMENT_HEADER_BYTES,
-    SegmentHeader, segment_kind,
+    BATCH_BYTES_MAX, JOURNAL_CLOSED, JournalHeader, NUMBER_MAX, SEGMENT_CONTINUES,
+    SEGMENT_HEADER_BYTES, SegmentHeader, segment_kind,
 };
 use jericho_storage::{Device, IoError};
 
@@ -38,6 +38,38 @@ pub struct Recovery {
     last: Option<Position>,
     batch: Vec<u8>,
     stage: Stage,
+}
+
+/// Which batches a journal had when it was recovered.
+#[derive(Clone, Debug)]
+pub struct History {
+    header: Box<JournalHeader>,
+    end_seq: u64,
+}
+
+impl History {
+    /// Returns whether the journal had the whole batch whose first segment has this number and incarnation. A batch that a
+    /// recovery has dropped does not count. Returns `None` if the header no longer names the incarnation.
+    pub fn has_batch(&self, incarnation: u64, seq: u64) -> Option<bool> {
+        has_batch(&self.header, self.end_seq, incarnation, seq)
+    }
+}
+
+fn has_batch(header: &JournalHeader, end_seq: u64, incarnation: u64, seq: u64) -> Option<bool> {
+    if incarnation >= header.incarnation.get() {
+        return Some(incarnation == header.incarnation.get() && seq < end_seq);
+    }
+    // The next incarnation began after the last batch that counted.
+    let mut next_begin = header.first_seq.get();
+    for earlier in &header.earlier {
+        match earlier.incarnation.get().cmp(&incarnation) {
+            Ordering::Greater => next_begin = earlier.first_seq.get(),
+            Ordering::Equal => return Some(seq < next_begin),
+            // The journal never had this incarnation.
+            Ordering::Less => return Some(false),
+        }
+    }
+    None
 }
 
 /// How far recovery is.
@@ -301,25 +333,19 @@ impl Recovery {
         self.end
     }
 
-    /// Returns whether the journal has or had the whole batch whose first segment has this number and incarnation. A batch that an
-    /// earlier recovery has dropped does not count. Returns `None` if the header no longer names the incarnation. The caller has read
-    /// all batches.
+    /// Returns whether the journal has or had the whole batch whose first segment has this number and incarnation; see `History::has_batch`. The caller has
+    /// read all batches.
     pub fn has_batch(&self, incarnation: u64, seq: u64) -> Option<bool> {
-        let header = &self.header.header;
-        if incarnation >= header.incarnation.get() {
-            return Some(incarnation == header.incarnation.get() && seq < self.end.seq);
+        has_batch(&self.header.header, self.end.seq, incarnation, seq)
+    }
+
+    /// Returns what the journal tells of batches, also for later questions. The caller has read all batches, and has dropped the last one if it does not
+    /// count.
+    pub fn history(&self) -> History {
+        History {
+            header: self.header.header.clone(),
+            end_seq: self.end.seq,
         }
-        // The next incarnation began after the last batch that counted.
-        let mut next_begin = header.first_seq.get();
-        for earlier in &header.earlier {
-            match earlier.incarnation.get().cmp(&incarnation) {
-                Ordering::Greater => next_begin = earlier.first_seq.get(),
-                Ordering::Equal => return Some(seq < next_begin),
-                // The journal never had this incarnation.
-                Ordering::Less => return Some(false),
-            }
-        }
-        None
     }
 
     /// Drops the last batch that `next_batch` returned: `end` becomes the position before it, and the next incarnation begins there. The

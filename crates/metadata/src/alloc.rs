@@ -18,6 +18,7 @@ mod bits;
 mod grow;
 mod lend;
 mod loans;
+mod put_back;
 mod refill;
 
 use std::sync::Arc;

@@ -4,6 +4,7 @@
 use crate::error::Error;
 
 pub const ENOENT: Error = Error::Errno(2);
+pub const EINTR: Error = Error::Errno(4);
 pub const EIO: Error = Error::Errno(5);
 pub const ENXIO: Error = Error::Errno(6);
 pub const E2BIG: Error = Error::Errno(7);

@@ -31,8 +31,8 @@ pub struct Numbers {
 /// The inode numbers of a slice. Has cache lines of its own, so that threads that create inodes in different slices do not slow each other down.
 #[repr(align(128))]
 pub struct Counter {
-    /// The first value of this mount.
-    start: u64,
+    /// The first value of this mount. Changes only when the missing device of the slice comes back.
+    start: AtomicU64,
     next: AtomicU64,
 }
 
@@ -56,7 +56,7 @@ impl Counter {
 
     fn from(start: u64) -> Counter {
         Counter {
-            start,
+            start: AtomicU64::new(start),
             next: AtomicU64::new(start),
         }
     }
@@ -77,6 +77,16 @@ impl Numbers {
         self.counters.append([counter]);
     }
 
+    /// Gives out the numbers of a slice whose store has come back, once the slice takes changes.
+    pub fn put_back(&self, store: &Store, slice: SliceId) -> Result<()> {
+        let loaded = Counter::load(store, slice)?;
+        let counter = self.counters.get(usize::from(slice)).ok_or(ENOSPC)?;
+        let start = loaded.next.into_inner();
+        counter.start.store(start, Ordering::Relaxed);
+        counter.next.store(start, Ordering::Release);
+        Ok(())
+    }
+
     /// Returns a new number of a slice, and the mark that must be in the current batch, if there is a new one. The caller holds the gate
     /// from before this call until it has pushed the mark. So the current batch is not sealed without the mark, and no later number
     /// of the slice is in an earlier batch.
@@ -88,7 +98,8 @@ impl Numbers {
             counter.next.fetch_sub(1, Ordering::Relaxed);
             return Err(ENOSPC);
         }
-        let needs_mark = value == counter.start || value.is_multiple_of(INO_MARK_STEP);
+        let needs_mark =
+            value == counter.start.load(Ordering::Relaxed) || value.is_multiple_of(INO_MARK_STEP);
         let mark = needs_mark.then(|| Change::PutInoMark(slice, mark_after(value)));
         Ok((ino_of(slice, value), mark))
     }
@@ -122,6 +133,14 @@ impl InodeCount {
             now: AtomicU64::new(count),
             sealed: AtomicU64::new(count),
         })
+    }
+
+    /// Takes the number from a store that has come back.
+    pub fn put_back(&self, store: &Store) -> Result<()> {
+        let loaded = InodeCount::load(store)?;
+        self.now.store(loaded.now(), Ordering::Relaxed);
+        self.sealed.store(loaded.sealed(), Ordering::Relaxed);
+        Ok(())
     }
 
     /// Returns the number of inodes, including those that no batch has yet.

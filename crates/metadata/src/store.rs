@@ -21,6 +21,7 @@ mod scan;
 pub mod tables;
 mod view;
 
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -28,7 +29,7 @@ use std::sync::{Arc, OnceLock};
 use arc_swap::ArcSwap;
 use jericho_format::sums::Group;
 use jericho_format::{PAGE_BYTES, record};
-use jericho_journal::JournalArea;
+use jericho_journal::{History, JournalArea};
 use parking_lot::Mutex;
 use redb::{Database, StorageBackend};
 
@@ -88,6 +89,14 @@ pub trait Supply: Send + Sync {
     fn refill(&self, region: &Region, pages: u64) -> Result<()>;
 }
 
+/// Which batches a store had when it was opened.
+struct Past {
+    /// `None`: the journal could not be read.
+    journal: Option<History>,
+    /// The linked batches that were never in the journal.
+    linked: u64,
+}
+
 /// The store of an open volume. Thread-safe.
 pub struct Store {
     /// Taken before `log`.
@@ -106,6 +115,8 @@ pub struct Store {
     failed: Mutex<Option<Error>>,
     /// Why the store cannot be read: its device is missing.
     absent: Option<Error>,
+    /// Which batches the store had when it was opened, for the last batch of a store that comes back later.
+    past: OnceLock<Past>,
     /// The first damage that a reader has found.
     damage: OnceLock<Error>,
     /// `None`: the store is in memory.
@@ -126,9 +137,12 @@ impl Store {
         Store::over(redb::backends::InMemoryBackend::new(), None, options, true)
     }
 
-    /// Returns a store that fails all reads and batches with this error, because its device is missing.
-    pub fn absent(error: Error, container_blocks: u32) -> Result<Store> {
-        let mut store = Store::in_memory(container_blocks)?;
+    /// Returns a store that fails all reads and batches with this error, because its device is missing. It has the limits of the store
+    /// with these options and this journal, which may come back.
+    pub fn absent(error: Error, options: StoreOptions, journal: JournalArea) -> Result<Store> {
+        let mut store = Store::in_memory(options.container_blocks)?;
+        store.options = options;
+        store.has_journal(journal);
         store.writable = false;
         store.failed = Mutex::new(Some(error.clone()));
         store.absent = Some(error);
@@ -179,6 +193,7 @@ impl Store {
             view: ArcSwap::from_pointee(View::of(snapshot)),
             failed: Mutex::new(None),
             absent: None,
+            past: OnceLock::new(),
             damage: OnceLock::new(),
             room: Room::of(region.as_deref()),
             region,
@@ -596,7 +611,49 @@ fn explain(region: Option<&Region>, text: String) -> Error {
 }
 
 /// Shared handle.
-pub type StoreRef = Arc<Store>;
+#[derive(Clone)]
+pub struct StoreRef(Arc<Place>);
+
+/// Where a store is. A missing store stays there, because other threads may use it, after the store has come back.
+struct Place {
+    first: Store,
+    returned: OnceLock<Store>,
+}
+
+impl From<Store> for StoreRef {
+    fn from(store: Store) -> StoreRef {
+        StoreRef(Arc::new(Place {
+            first: store,
+            returned: OnceLock::new(),
+        }))
+    }
+}
+
+impl StoreRef {
+    /// Puts a missing store back: all that have this reference use it from now on.
+    pub(crate) fn put_back(&self, store: Store) {
+        assert!(self.is_absent(), "only a missing store comes back");
+        // Only one thread at a time puts a store back.
+        let _ = self.0.returned.set(store);
+    }
+}
+
+impl StoreRef {
+    /// Returns the store, of which this is the only reference.
+    pub(crate) fn into_store(self) -> Store {
+        let place = Arc::into_inner(self.0);
+        place.expect("a store that only its opener has").first
+    }
+}
+
+impl Deref for StoreRef {
+    type Target = Store;
+
+    #[inline]
+    fn deref(&self) -> &Store {
+        self.0.returned.get().unwrap_or(&self.0.first)
+    }
+}
 
 #[cfg(test)]
 mod tests;

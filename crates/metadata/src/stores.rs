@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::shard::ShardId;
 use crate::store::recovery::{Damage, JournalPlace, Recovered};
 use crate::store::region::Region;
-use crate::store::{Store, StoreOptions, StoreRef};
+use crate::store::{Requirement, Store, StoreOptions, StoreRef};
 
 /// Least memory of a store.
 const STORE_CACHE_BYTES_MIN: usize = 1 << 20;
@@ -75,11 +75,16 @@ fn recover(
         let missing = (volume.slices().get(store)).and_then(|slice| volume.missing_of(slice));
         if let Some(error) = missing.and_then(|device| device.flush().err()) {
             let container_blocks = volume.superblocks().with(|s| s.head.container_blocks.get());
-            let absent = Store::absent(error.into(), container_blocks)?;
-            return Ok((Arc::new(absent), None));
+            let options = StoreOptions {
+                cache_bytes,
+                container_blocks,
+            };
+            let journal = journal_of(volume, volume.devices(), store);
+            let absent = Store::absent(error.into(), options, journal.area)?;
+            return Ok((absent.into(), None));
         }
-        let opened = open_redb(volume, cache_bytes, store)?;
-        let recovered = opened.recover(journal_of(volume, store), damage)?;
+        let opened = open_redb(volume, volume.devices(), cache_bytes, store)?;
+        let recovered = opened.recover(journal_of(volume, volume.devices(), store), damage)?;
         Ok((opened, Some(recovered)))
     })?;
     let (stores, mut recovered): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
@@ -100,6 +105,11 @@ fn recover(
                 "{error}; a slice whose last operation depends on this takes no changes"
             );
             store.fail(error);
+        }
+    }
+    for (store, recovered) in stores.iter().zip(&recovered) {
+        if let Some(recovered) = recovered {
+            store.note_past(recovered)?;
         }
     }
     Ok((stores, recovered))
@@ -150,9 +160,9 @@ fn finish(stores: &[StoreRef], recovered: Vec<Option<Recovered>>) -> Result<()> 
     for_each_store(recovered, finish).map(drop)
 }
 
-/// Makes each image of a shard live if its block belongs to a file. The first batch removes the other images: their files were removed
+/// Makes each image of a shard live, before anything reads the blocks of its slices, if its block belongs to a file. The first batch removes the other images: their files were removed
 /// just before the end of the last mount, or never durable.
-fn load_images(
+pub fn load_images(
     store: &Store,
     allocator: &Allocator,
     shard: ShardId,
@@ -198,8 +208,8 @@ fn load_images(
 pub fn create(volume: &Volume, cache_bytes: usize) -> Result<(Vec<StoreRef>, Arc<Allocator>)> {
     let count = volume.superblocks().with(|s| s.stores());
     let stores = for_each_store(0..count, |_, store| {
-        let opened = open_redb(volume, cache_bytes, store)?;
-        opened.create_journal(journal_of(volume, store))?;
+        let opened = open_redb(volume, volume.devices(), cache_bytes, store)?;
+        opened.create_journal(journal_of(volume, volume.devices(), store))?;
         Ok(opened)
     })?;
     let allocator = Allocator::of_volume(&stores, volume)?;
@@ -213,8 +223,8 @@ pub fn create_added(
     stores: std::ops::Range<usize>,
 ) -> Result<()> {
     for store in stores {
-        let opened = open_redb(volume, cache_bytes, store)?;
-        opened.create_journal(journal_of(volume, store))?;
+        let opened = open_redb(volume, volume.devices(), cache_bytes, store)?;
+        opened.create_journal(journal_of(volume, volume.devices(), store))?;
         opened.close()?;
     }
     Ok(())
@@ -223,11 +233,61 @@ pub fn create_added(
 /// Opens the store of a slice that was added to an open volume and has never been in use. `cache_bytes` is its memory.
 pub fn open_added(volume: &Volume, cache_bytes: usize, store: usize) -> Result<StoreRef> {
     let cache_bytes = cache_bytes.max(STORE_CACHE_BYTES_MIN);
-    let opened = open_redb(volume, cache_bytes, store)?;
-    let mut recovered = opened.recover(journal_of(volume, store), Damage::Refuse)?;
+    let opened = open_redb(volume, volume.devices(), cache_bytes, store)?;
+    let mut recovered =
+        opened.recover(journal_of(volume, volume.devices(), store), Damage::Refuse)?;
     opened.decide(&mut recovered, true)?;
     opened.finish_recovery(recovered)?;
     Ok(opened)
+}
+
+/// Recovers the stores of slices whose missing device has come back, as a mount does. `devices` has this device in its place, and `present` has the
+/// stores of the volume by number, with those that are missing. Fails if only a mount can decide about a last batch. Writes nothing before all last batches
+/// are judged.
+pub fn open_returned(
+    volume: &Volume,
+    devices: &[Arc<dyn Device>],
+    cache_bytes: usize,
+    stores: &[usize],
+    present: &dyn Fn(usize) -> Option<StoreRef>,
+) -> Result<Vec<Store>> {
+    let cache_bytes = cache_bytes.max(STORE_CACHE_BYTES_MIN);
+    let mut opened = Vec::new();
+    for store in stores {
+        let place = journal_of(volume, devices, *store);
+        let returned = open_redb(volume, devices, cache_bytes, *store)?;
+        let recovered = returned.recover(place, Damage::Refuse)?;
+        opened.push((*store, returned, recovered));
+    }
+    let has = |required: &Requirement| -> Result<Option<bool>> {
+        let at = usize::from(required.store);
+        if let Some((_, store, recovered)) = opened.iter().find(|(store, ..)| *store == at) {
+            return store.has(recovered, required);
+        }
+        Ok(present(at).and_then(|store| store.had(required)))
+    };
+    let mut verdicts = Vec::new();
+    for (store, _, recovered) in &opened {
+        let mut counts = true;
+        for required in recovered.requires() {
+            counts &= has(required)?.ok_or_else(|| {
+                let what = format!(
+                    "the last operation of slice {store} also changed slice {}, and only a mount can tell whether that one has its part",
+                    required.store
+                );
+                Error::Journal(what.into())
+            })?;
+        }
+        verdicts.push(counts);
+    }
+    let mut stores = Vec::new();
+    for ((_, store, mut recovered), counts) in opened.into_iter().zip(verdicts) {
+        store.decide(&mut recovered, counts)?;
+        store.note_past(&recovered)?;
+        store.finish_recovery(recovered)?;
+        stores.push(store.into_store());
+    }
+    Ok(stores)
 }
 
 /// Returns what the allocator has to know of a slice.
@@ -262,14 +322,14 @@ pub fn open_stores_only(
 }
 
 /// Returns the place of a store's journal.
-fn journal_of(volume: &Volume, store: usize) -> JournalPlace {
+fn journal_of(volume: &Volume, devices: &[Arc<dyn Device>], store: usize) -> JournalPlace {
     let (device, first_block, blocks) = volume.superblocks().with(|s| {
         let slice = &s.slices[store];
         let device = s.first_device_of(slice).unwrap_or(0);
         let blocks = slice.journal_blocks.get();
         (device, slice.journal_first_block.get(), blocks)
     });
-    let device = volume.devices()[usize::from(device)].clone();
+    let device = devices[usize::from(device)].clone();
     JournalPlace {
         store: store as u16,
         // Recovery flushes the device, which a volume that is open for reading must not do.
@@ -308,20 +368,25 @@ pub fn regions<T>(
 /// Returns the places of the journals of all stores.
 pub fn journals(volume: &Volume) -> impl Iterator<Item = JournalPlace> {
     let count = volume.superblocks().with(|s| s.stores());
-    (0..count).map(|store| journal_of(volume, store))
+    (0..count).map(|store| journal_of(volume, volume.devices(), store))
 }
 
 /// Opens a store without its journal.
-fn open_redb(volume: &Volume, cache_bytes: usize, store: usize) -> Result<StoreRef> {
+fn open_redb(
+    volume: &Volume,
+    devices: &[Arc<dyn Device>],
+    cache_bytes: usize,
+    store: usize,
+) -> Result<StoreRef> {
     let region = if volume.read_only() {
         // redb writes when it is opened, most after a crash. The overlay keeps these writes in memory.
         let over = |device: &Arc<dyn Device>| DeviceOverlay::over(device.clone());
-        let views: Vec<_> = volume.devices().iter().map(over).collect();
+        let views: Vec<_> = devices.iter().map(over).collect();
         let superblocks = volume.superblocks().over(views.clone());
         Region::new(views, Arc::new(superblocks), store)
     } else {
         let superblocks = volume.superblocks().clone();
-        let region = Region::new(volume.devices().to_vec(), superblocks, store);
+        let region = Region::new(devices.to_vec(), superblocks, store);
         if let Err(error) = region.provision_all() {
             tracing::warn!("cannot allocate space for the metadata on the host: {error}");
         }
@@ -332,7 +397,7 @@ fn open_redb(volume: &Volume, cache_bytes: usize, store: usize) -> Result<StoreR
         cache_bytes,
         container_blocks,
     };
-    Ok(Arc::new(Store::open(region, options, !volume.read_only())?))
+    Ok(Store::open(region, options, !volume.read_only())?.into())
 }
 
 #[cfg(test)]

@@ -270,6 +270,15 @@ pub trait Device: Send + Sync {
     fn is_absent(&self) -> bool {
         false
     }
+    /// Puts a missing device back, of which this one has the place: all operations go to it from now on. Returns false, without effect, for a
+    /// device that is not missing, or if the other one cannot take its place.
+    fn put_back(&self, _device: Arc<dyn Device>) -> bool {
+        false
+    }
+    /// Returns whether the device may fall silent (`is_silent`), because it is on another host.
+    fn may_fall_silent(&self) -> bool {
+        false
+    }
     /// Returns whether the device answers no operation at present, so that an operation would wait long. May take some tenths of a second to
     /// find out.
     fn is_silent(&self) -> bool {

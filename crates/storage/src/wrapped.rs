@@ -35,6 +35,10 @@ macro_rules! facts_of_the_wrapped_device {
             self.device.is_absent()
         }
 
+        fn may_fall_silent(&self) -> bool {
+            self.device.may_fall_silent()
+        }
+
         fn is_silent(&self) -> bool {
             self.device.is_silent()
         }

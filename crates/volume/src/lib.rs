@@ -20,6 +20,7 @@ mod merge;
 mod open;
 mod overlay;
 mod owner;
+mod put_back;
 mod space;
 pub mod superblocks;
 mod take;

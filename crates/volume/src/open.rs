@@ -51,7 +51,7 @@ impl Volume {
                     | VolumeError::Refused(_)),
                 ) => {
                     tracing::error!(
-                        "the slices of device {index} are absent until a mount finds it: {error}"
+                        "the slices of device {index} are absent until it is found: {error}"
                     );
                     let name = path_of(&entry);
                     absent_device(

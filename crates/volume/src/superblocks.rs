@@ -8,7 +8,7 @@ use jericho_format::superblock::{
 };
 use jericho_storage::{Device, IoError};
 use parking_lot::Mutex;
-use zerocopy::FromZeros;
+use zerocopy::{FromZeros, IntoBytes};
 
 use crate::merge::merge;
 use crate::owner;
@@ -217,6 +217,36 @@ impl Superblocks {
     }
 
     /// Writes further changes to a device that was added, too. The superblock names it durably.
+    /// Writes the superblock also to a device that was missing, from the next update on. The caller has checked that they agree.
+    pub fn put_back(&self, index: usize, device: &Arc<dyn Device>) {
+        let mut state = self.state.lock();
+        state.devices[index] = device.clone();
+        state.counting[index] = None;
+    }
+
+    /// Returns whether a device that was missing has the same parts of the volume as this superblock. It has others if its slices have changed them
+    /// while another device missed it.
+    pub(crate) fn agrees_with(
+        &self,
+        index: usize,
+        device: &Arc<dyn Device>,
+    ) -> Result<bool, IoError> {
+        let Ok((_, found)) = newest(read_copies(&**device)?) else {
+            return Ok(false);
+        };
+        let current = self.with(Superblock::clone);
+        if found.head.volume_uuid != current.head.volume_uuid {
+            return Ok(false);
+        }
+        let mut copies = vec![Some(current.clone()); current.devices.len()];
+        let Some(own) = copies.get_mut(index) else {
+            return Ok(false);
+        };
+        *own = Some(found);
+        let merged = merge(&current, &copies);
+        Ok(merged.is_ok_and(|merged| has_same_parts(&merged, &current)))
+    }
+
     pub(crate) fn join(&self, device: Arc<dyn Device>) {
         let mut state = self.state.lock();
         state.devices.push(device);
@@ -258,4 +288,37 @@ impl Superblocks {
     pub fn is_dirty(&self) -> bool {
         self.with(|s| s.head.flags.get() & FLAG_DIRTY != 0)
     }
+}
+
+/// Returns whether two superblocks give the slices the same space, journals and chunks of metadata, in whatever order.
+fn has_same_parts(one: &Superblock, other: &Superblock) -> bool {
+    let parts = |superblock: &Superblock| {
+        let slices: Vec<_> = superblock
+            .slices
+            .iter()
+            .map(|slice| {
+                let regions = superblock.regions_of(slice).iter();
+                let regions: Vec<_> = regions.map(|region| region.as_bytes().to_vec()).collect();
+                let journal = (
+                    slice.journal_first_block.get(),
+                    slice.journal_blocks.get(),
+                    slice.store_blocks.get(),
+                );
+                (slice.blocks.get(), journal, regions)
+            })
+            .collect();
+        let mut chunks: Vec<_> = superblock
+            .chunks
+            .iter()
+            .map(|chunk| chunk.as_bytes().to_vec())
+            .collect();
+        chunks.sort_unstable();
+        let blocks: Vec<_> = superblock
+            .devices
+            .iter()
+            .map(|device| device.blocks.get())
+            .collect();
+        (slices, chunks, blocks)
+    };
+    parts(one) == parts(other)
 }

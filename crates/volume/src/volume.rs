@@ -1,6 +1,7 @@
 //! An open volume.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use jericho_format::PAGE_BYTES;
 use jericho_storage::{Appended, Device, Devices, IoError};
@@ -24,6 +25,8 @@ pub struct Volume {
     hash_seed: [u8; 16],
     read_only: bool,
     has_checksums: bool,
+    /// A device is on another host.
+    may_fall_silent: AtomicBool,
 }
 
 impl Volume {
@@ -36,7 +39,9 @@ impl Volume {
         let (slices, uuid, hash_seed) =
             superblocks.with(|s| (slices_of(s), s.head.volume_uuid, s.head.hash_seed));
         let has_checksums = superblocks.with(|s| s.head.has_checksums());
+        let may_fall_silent = devices.iter().any(|device| device.may_fall_silent());
         Volume {
+            may_fall_silent: may_fall_silent.into(),
             device_list: Devices::from(&devices),
             devices: [devices].into_iter().collect(),
             superblocks: Arc::new(superblocks),
@@ -80,6 +85,17 @@ impl Volume {
         self.devices_of(slice).any(|device| device.is_silent())
     }
 
+    /// Returns whether the volume has a device on another host, which may fall silent.
+    #[inline]
+    pub fn may_fall_silent(&self) -> bool {
+        self.may_fall_silent.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether a device is known to answer nothing at present.
+    pub fn has_silent_device(&self) -> bool {
+        self.devices().iter().any(|device| device.is_silent())
+    }
+
     /// Takes the slices' new space into use. The superblock names it durably.
     pub(crate) fn adopt(&self, slices: Vec<SliceSpace>) {
         self.slices.append([slices]);
@@ -88,6 +104,9 @@ impl Volume {
     /// Appends a device to those that the calls of the volume return.
     pub(crate) fn adopt_device(&self, device: &Arc<dyn Device>) {
         self.device_list.push(device.clone());
+        if device.may_fall_silent() {
+            self.may_fall_silent.store(true, Ordering::Relaxed);
+        }
         let devices = self.devices().iter().chain([device]).cloned();
         self.devices.append([devices.collect::<Vec<_>>()]);
     }

@@ -9,7 +9,6 @@ Runs inside `unshare -Urnm`. Usage: remote_slice.py JERICHO DIRECTORY SEED ROUND
 
 import errno
 import os
-import random
 import signal
 import sqlite3
 import subprocess
@@ -17,80 +16,9 @@ import sys
 import threading
 import time
 
-JERICHO, DIRECTORY, SEED, ROUNDS = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-RANDOM = random.Random(SEED)
-DEADLINE_S = 120
-# Two links between the hosts.
-LINKS = ["0", "1"]
-CHILDREN = []
+from slice_hosts import DEADLINE_S, JERICHO, LINKS, RANDOM, daemon, end_children, mount, run, set_up, wait_until
 
-
-def run(*command, **options):
-    done = subprocess.run(command, capture_output=True, text=True, **options)
-    assert done.returncode == 0, (command, done.stdout, done.stderr)
-    return done.stdout
-
-
-def started(command, **options):
-    child = subprocess.Popen(command, **options)
-    CHILDREN.append(child)
-    return child
-
-
-def wait_until(what, is_so):
-    end = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < end, "not in time: " + what
-        time.sleep(0.01)
-
-
-class Host:
-    """The host with the device."""
-
-    def __init__(self):
-        for one, other in (("i0", "a0"), ("b0", "t0"), ("i1", "t1")):
-            run("ip", "link", "add", one, "mtu", "9000", "type", "veth", "peer", "name", other, "mtu", "9000")
-        for end in ("a0", "b0"):
-            run("ip", "link", "set", end, "up")
-        self.space = started(["unshare", "-n", "sleep", "infinity"])
-        path = f"/proc/{self.space.pid}/ns/net"
-        own = os.readlink("/proc/self/ns/net")
-        wait_until("a network namespace", lambda: os.readlink(path) != own)
-        self.enter = ["nsenter", "--net=" + path]
-        for link in LINKS:
-            run("ip", "link", "set", "t" + link, "netns", str(self.space.pid))
-            run(*self.enter, "ip", "link", "set", "t" + link, "up")
-        self.join()
-        # Link 0 is a bad one.
-        faults = ["--loss", "1%", "--reorder", "10%", "--duplicate", "10%", "--corrupt", "1%", "--seed", str(SEED)]
-        wire = started([JERICHO, "wire", "a0", "b0", *faults], stdout=subprocess.PIPE)
-        assert wire.stdout.readline()
-        self.log = open("serve.log", "a")
-        with open("key", "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as key:
-            key.write(run(JERICHO, "key", "new"))
-        os.environ["JERICHO_KEY"] = os.path.abspath("key")
-        self.server = None
-
-    def serve(self):
-        environment = {**os.environ, "JERICHO_VOLATILE": str(RANDOM.randrange(1 << 32))}
-        keys = ["--client", "host:key", "--encrypt" if SEED % 2 else "--mac"]
-        command = [JERICHO, "serve", "disk", "--name", "data", "--host", "hostb", "--nic", "t0,t1", *keys, "--state", "state"]
-        options = {"stdout": subprocess.PIPE, "stderr": self.log, "env": environment, "text": True}
-        self.server = started(self.enter + command, **options)
-        assert "tyche://hostb/data" in self.server.stdout.readline()
-
-    def lose_power(self):
-        # nsenter(1) has become the server.
-        self.server.kill()
-        self.server.wait()
-
-    def cut(self, links):
-        for link in links:
-            run("ip", "link", "set", "i" + link, "down")
-
-    def join(self):
-        for link in LINKS:
-            run("ip", "link", "set", "i" + link, "up")
+ROUNDS = int(sys.argv[4])
 
 
 class Program(threading.Thread):
@@ -184,15 +112,6 @@ def near(number):
         os.fsync(log.fileno())
 
 
-def mount(*options):
-    run(JERICHO, "mount", "a.vol", "mnt", "--nic", "i0,i1", "--log", "mount.log", *options)
-
-
-def daemon():
-    stat = run(JERICHO, "stat", "mnt")
-    return int(next(line for line in stat.splitlines() if line.startswith("daemon")).split()[2].rstrip(","))
-
-
 def verify(done):
     expected = b"".join(record(number) for number in range(done["append"]))
     with open("mnt/far/log", "rb") as log:
@@ -212,24 +131,13 @@ def verify(done):
     assert subjects[::-1][: done["commit"]] == [str(number) for number in range(done["commit"])], "a commit is lost"
 
 
-def set_up(*options):
-    """Makes the volume, and mounts it. Returns the host of its second slice."""
-    os.chdir(DIRECTORY)
-    run("truncate", "--size", "512M", "disk")
-    host = Host()
-    host.serve()
-    run(JERICHO, "format", "a.vol", "tyche://hostb/data", "--size", "512M", "--nic", "i0,i1")
-    os.mkdir("mnt")
-    mount(*options)
-    for name in ("near", "far"):
-        os.mkdir("mnt/" + name)
-        with open(f"mnt/{name}/log", "wb"):
-            pass
-    assert "slice      1" in run(JERICHO, "where", "mnt/far/log")
-    assert "slice      0" in run(JERICHO, "where", "mnt/near/log")
-    stat = run(JERICHO, "stat", "mnt")
-    assert "network   i0: up" in stat and "lock of the protocol" in stat, stat
-    return host
+def far_error():
+    """Returns why a file in the slice of the other host cannot be opened; None if it can."""
+    try:
+        with open("mnt/far/log", "rb"):
+            return None
+    except OSError as error:
+        return error.errno
 
 
 def stay_away():
@@ -258,12 +166,28 @@ def stay_away():
     mount()
     with open("mnt/near/log", "rb") as log:
         assert log.read() == b"".join(record(number) for number in range(20))
-    run(JERICHO, "umount", "mnt")
+    assert far_error() == errno.ENODEV
+    assert "is missing" in run(JERICHO, "stat", "mnt")
+    # The slice comes back with the host, without a mount.
+    host.serve()
+    wait_until("the slice of the host", lambda: far_error() is None)
+    assert "is missing" not in run(JERICHO, "stat", "mnt")
+    with open("mnt/far/log", "rb") as log:
+        found = log.read()
+        assert found[: len(kept)] == kept, "a synced record is lost"
+    append(2)
+    os.mkdir("mnt/far/new")
+    os.rename("mnt/far/new", "mnt/near/moved")
+    sync_directory("mnt/near")
+    dead = daemon()
+    os.kill(dead, signal.SIGKILL)
+    wait_until("the end of the daemon", lambda: not os.path.exists(f"/proc/{dead}"))
+    host.lose_power()
     host.serve()
     mount()
     with open("mnt/far/log", "rb") as log:
-        assert log.read()[: len(kept)] == kept, "a synced record is lost"
-    append(2)
+        assert log.read() == found + record(2), "a record that was synced after the return is lost"
+    assert os.listdir("mnt/near/moved") == []
     run(JERICHO, "umount", "mnt")
     assert "is sound" in run(JERICHO, "check", "a.vol", "--nic", "i0,i1")
     host.server.terminate()
@@ -316,5 +240,4 @@ def main():
 try:
     main() if ROUNDS else stay_away()
 finally:
-    for child in CHILDREN:
-        child.kill()
+    end_children()

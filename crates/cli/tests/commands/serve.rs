@@ -165,33 +165,46 @@ fn another_host_copies_to_a_served_file_while_its_target_is_killed() {
     assert!(log.contains("sent again"), "{log}");
 }
 
-/// Runs the script of a volume with a slice on another host. Returns the log of its mounts.
-fn remote_slice(rounds: &str) -> String {
+/// Runs a script of a volume with a slice on another host, with an argument. Returns the log of its mounts.
+fn with_remote_slice(script: &str, argument: &str) -> String {
     let volume = Volume::formatted();
     let dir = volume.beside("hosts");
     std::fs::create_dir(&dir).expect("a directory");
-    let script = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/tests/commands/remote_slice.py"
-    );
+    let script = format!("{}/tests/commands/{script}.py", env!("CARGO_MANIFEST_DIR"));
     let mut command = Command::new("unshare");
-    command.args(["-Urnm", "python3", script]);
+    // Python writes no compiled modules into the sources.
+    command.args(["-Urnm", "python3", "-B", &script]);
     command.arg(jericho(["x"]).get_program()).arg(&dir);
     command.arg(std::env::var("JERICHO_SEED").unwrap_or("1".into()));
-    succeed(command.arg(rounds));
+    succeed(command.arg(argument));
     std::fs::read_to_string(dir.join("mount.log")).expect("a log")
 }
 
 #[test]
 fn what_programs_have_synced_on_another_host_survives_its_loss_of_power_and_the_end_of_the_mount() {
     let rounds = std::env::var("JERICHO_ROUNDS").unwrap_or("6".into());
-    let log = remote_slice(&rounds);
+    let log = with_remote_slice("remote_slice", &rounds);
     assert!(log.contains("does not answer"), "{log}");
 }
 
 #[test]
 fn a_host_that_stays_away_costs_its_slice_and_no_other() {
-    remote_slice("0");
+    with_remote_slice("remote_slice", "0");
+}
+
+#[test]
+fn signals_end_calls_that_wait_for_a_silent_host_and_these_change_nothing() {
+    with_remote_slice("silent_host", "device");
+}
+
+#[test]
+fn signals_end_calls_that_wait_for_a_silent_host_over_the_ring() {
+    let offered = std::fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    if !offered.is_ok_and(|switch| switch.trim() == "Y") {
+        eprintln!("SKIPPED: the kernel does not offer the FUSE ring");
+        return;
+    }
+    with_remote_slice("silent_host", "ring");
 }
 
 #[test]

@@ -741,7 +741,8 @@ fn more_windows_read_entries_again_and_nothing_else() {
 fn rows_in_the_stores_of_two_slices_are_compared_as_one_volume() {
     let volume = opened(&formatted(64, 2));
     let container_blocks = volume.superblocks().with(|s| s.head.container_blocks.get());
-    let store = || Arc::new(Store::in_memory(container_blocks).unwrap());
+    let store =
+        || jericho_metadata::store::StoreRef::from(Store::in_memory(container_blocks).unwrap());
     let all = vec![store(), store()];
     let (dir, file) = (record::ino_of(1, 1), record::ino_of(1, 2));
     let extent = Extent {
@@ -879,7 +880,8 @@ fn damage_in_the_middle_of_the_journal_names_its_block_and_says_how_much_is_lost
 fn a_store_with_all_inodes_has_the_memory_that_the_others_leave() {
     let volume = opened(&formatted(64, 2));
     let container_blocks = volume.superblocks().with(|s| s.head.container_blocks.get());
-    let store = || Arc::new(Store::in_memory(container_blocks).unwrap());
+    let store =
+        || jericho_metadata::store::StoreRef::from(Store::in_memory(container_blocks).unwrap());
     let all = vec![store(), store()];
     let count = 176;
     let in_root = inode(Kind::Directory, 2, count, ROOT);

@@ -32,6 +32,7 @@ use crate::data::runs::Run;
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::inode::File;
+use crate::interruption::begin_change;
 use crate::times::now_ns;
 use crate::types::Ino;
 
@@ -130,13 +131,15 @@ impl Fs {
         }
     }
 
-    /// Sets a file's size. The times change even when the size does not.
+    /// Sets a file's size. The times change even when the size does not. Fails with EINTR, without a change, if the caller was interrupted before the
+    /// other changes of the file have ended.
     pub(crate) fn truncate(&self, file: &Arc<File>, size: u64) -> Result<()> {
         let old = Cell::new(0);
         let _alone = self.exclusive_for_hold(file, || {
             old.set(file.size());
             size < old.get()
         });
+        begin_change()?;
         let old = old.get();
         if size > old {
             self.clear_tail(file)?;

@@ -13,6 +13,7 @@ use crate::error::Result;
 use crate::fs::Fs;
 use crate::gates::Gates;
 use crate::inode::{Inode, Meta};
+use crate::interruption::begin_change;
 use crate::times::{from_system, now_ns};
 use crate::types::*;
 
@@ -109,6 +110,7 @@ impl Fs {
         let _gates = core.begin(&[ino])?;
         let now = now_ns();
         let mut meta = inode.meta.write();
+        begin_change()?;
         let rec = &mut meta.rec;
         let mut perm = set.perm.map(|perm| perm & 0o7777);
         if set.drop_set_id && rec.kind != Kind::Directory {
@@ -272,6 +274,7 @@ impl Fs {
         });
         let bytes = INODE_BYTES + bytes + new.target.map_or(0, <[u8]>::len);
         own.store.check_room(count, bytes)?;
+        begin_change()?;
         // Last: a mark must not be lost, or a number beyond it could be given out again after a crash.
         let (ino, mark) = core.numbers.take(slice)?;
         if let Some(mark) = mark {
@@ -356,6 +359,7 @@ impl Fs {
             if linked.dead {
                 return Err(ENOENT);
             }
+            begin_change()?;
             if linked.rec.nlink == 0 {
                 inode.unlinked.store(false, Ordering::Release);
                 core.leaving.remove(&[ino]);
@@ -428,6 +432,7 @@ impl Fs {
             if is_dir && gone.rec.size > 0 {
                 return Err(ENOTEMPTY);
             }
+            begin_change()?;
             core.drop_link(&inode, &mut gone, now);
         }
         core.put_entry(&parent, &mut meta, hash, name, None);

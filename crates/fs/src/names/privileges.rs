@@ -8,6 +8,7 @@
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::inode::{File, Inode, Meta};
+use crate::interruption::begin_change;
 use crate::names::known_privileges::SET_ID;
 use crate::names::namespace::without_set_id;
 use crate::times::now_ns;
@@ -68,6 +69,7 @@ impl Fs {
         let _gates = core.begin(&[ino])?;
         let mut meta = inode.meta.write();
         core.load_xattrs(ino, &mut meta)?;
+        begin_change()?;
         if set_id {
             meta.rec.perm = without_set_id(meta.rec.perm);
         }

@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::gates::Gates;
 use crate::inode::{File, Inode, Meta};
+use crate::interruption::begin_change;
 use crate::times::now_ns;
 use crate::types::{Ino, Kind, ROOT};
 
@@ -354,8 +355,10 @@ impl Core {
             if replaced.kind == Kind::Directory && meta.rec.size > 0 {
                 return Err(ENOTEMPTY);
             }
+            begin_change()?;
             self.drop_link(replaced, &mut meta, now);
         }
+        begin_change()?;
         self.put_entry(from.dir, &mut pair.from, from.hash, from.name, None);
         self.put_entry(to.dir, pair.to(), to.hash, to.name, Some((moved, kind)));
         pair.from.rec.size = pair.from.rec.size.saturating_sub(1);
@@ -382,6 +385,7 @@ impl Core {
     ) -> Result<()> {
         let now = now_ns();
         let (inode, other_inode) = (self.inode(moved)?, self.inode(other)?);
+        begin_change()?;
         self.put_entry(
             from.dir,
             &mut pair.from,

@@ -10,6 +10,7 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::{Inode, Meta, Xattr};
+use crate::interruption::begin_change;
 use crate::names::acl::{ACCESS, Acl, DEFAULT};
 use crate::names::namespace::SETGID;
 use crate::times::now_ns;
@@ -97,6 +98,7 @@ impl Fs {
         if flags & REPLACE != 0 && !exists {
             return Err(ENODATA);
         }
+        begin_change()?;
         let value = match name {
             ACCESS if inode.kind == Kind::Symlink => return Err(EOPNOTSUPP),
             DEFAULT if inode.kind != Kind::Directory => return Err(Error::Errno(13)), // EACCES
@@ -146,6 +148,7 @@ impl Fs {
         {
             return Err(ENODATA);
         }
+        begin_change()?;
         core.put_xattr(&inode, &mut meta, name, None);
         inode.privileges.forget();
         meta.rec.ctime_ns = now_ns();

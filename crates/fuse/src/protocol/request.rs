@@ -347,7 +347,11 @@ pub(crate) enum Operation<'a> {
     ReadDirPlus(Transfer),
     ReleaseDir,
     FsyncDir,
-    Interrupt,
+    /// A signal has come for the program of a request.
+    Interrupt {
+        /// The number of the request.
+        unique: u64,
+    },
     Destroy,
     Ioctl {
         args: IoctlIn,
@@ -481,7 +485,9 @@ pub(crate) fn parse<'a>(
         op::READDIR => Operation::ReadDir(body.take()?),
         op::READDIRPLUS => Operation::ReadDirPlus(body.take()?),
         op::RELEASEDIR => Operation::ReleaseDir,
-        op::INTERRUPT => Operation::Interrupt,
+        op::INTERRUPT => Operation::Interrupt {
+            unique: body.take()?,
+        },
         op::DESTROY => Operation::Destroy,
         op::IOCTL => {
             let args: IoctlIn = body.take()?;

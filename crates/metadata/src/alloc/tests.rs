@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
 fn allocator(slices: &[u64]) -> (StoreRef, Arc<Allocator>) {
-    let store = Arc::new(Store::in_memory(64).unwrap());
+    let store = StoreRef::from(Store::in_memory(64).unwrap());
     let allocator = open(&store, slices);
     (store, allocator)
 }

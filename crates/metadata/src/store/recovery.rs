@@ -14,6 +14,7 @@ use std::time::Instant;
 use jericho_journal::{Journal, JournalArea, JournalVolume, Position, RecoverError, Recovery};
 use jericho_storage::Device;
 
+use super::Past;
 use super::batch::Operations;
 use super::log::Log;
 use super::payload::{IN_REDB, Requirement};
@@ -160,6 +161,28 @@ impl Store {
             Some(recovery) => recovery.has_batch(required.incarnation, required.seq),
             None => Some(false),
         })
+    }
+
+    /// Notes which batches the store has. Call it after `decide`, once.
+    pub fn note_past(&self, recovered: &Recovered) -> Result<()> {
+        let _ = self.past.set(Past {
+            journal: recovered.recovery.as_ref().map(Recovery::history),
+            linked: self.linked()?,
+        });
+        Ok(())
+    }
+
+    /// Returns whether this store had a batch that another store requires when it was opened, or `None` if that is not known. The other store was
+    /// missing since then, so its requirements are older.
+    pub fn had(&self, required: &Requirement) -> Option<bool> {
+        let past = self.past.get()?;
+        if required.incarnation == IN_REDB {
+            return Some(past.linked >= required.seq);
+        }
+        match &past.journal {
+            Some(journal) => journal.has_batch(required.incarnation, required.seq),
+            None => Some(false),
+        }
     }
 
     /// Puts a batch of the journal into memory, as `recover` does.

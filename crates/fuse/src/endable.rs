@@ -1,0 +1,28 @@
+//! Which operations a signal may end while they wait for a silent host.
+
+use crate::control::is_change;
+use crate::protocol::request::{Operation, Transfer};
+
+/// Returns whether a signal may end an operation while it waits. Operations that change something call `Interruption::begin` before
+/// they do; those that do not call it are not ended.
+pub(crate) fn may_be_ended(operation: &Operation<'_>) -> bool {
+    match operation {
+        // Holds its reply when it has to wait.
+        Operation::Read(_) => false,
+        // Nobody waits for the write-back of a mapping.
+        Operation::Write { args, .. } => args.flags & Transfer::WRITE_CACHE == 0,
+        Operation::GetXattr { name, .. } | Operation::SetXattr { name, .. } => !is_change(name),
+        Operation::RemoveXattr { .. } | Operation::ListXattr { .. } => true,
+        Operation::Lookup { .. } | Operation::GetAttr | Operation::StatX | Operation::StatFs => {
+            true
+        }
+        Operation::ReadLink | Operation::ReadDir(_) | Operation::ReadDirPlus(_) => true,
+        Operation::Open(_) | Operation::Lseek(_) => true,
+        Operation::Fsync(_) | Operation::FsyncDir => true,
+        Operation::Create { .. } | Operation::Tmpfile(_) | Operation::Mknod { .. } => true,
+        Operation::Mkdir { .. } | Operation::Symlink { .. } | Operation::Link { .. } => true,
+        Operation::Unlink { .. } | Operation::Rmdir { .. } | Operation::Rename { .. } => true,
+        Operation::SetAttr(_) => true,
+        _ => false,
+    }
+}
