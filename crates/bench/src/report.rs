@@ -27,7 +27,7 @@ pub struct Report {
 }
 
 /// Returns the first line that a command prints, or why it failed.
-fn first_line(program: &str, args: &[&str]) -> String {
+pub(crate) fn first_line(program: &str, args: &[&str]) -> String {
     match std::process::Command::new(program).args(args).output() {
         Ok(output) => String::from_utf8_lossy(&output.stdout)
             .lines()
@@ -49,7 +49,7 @@ fn from_proc(file: &str, key: &str) -> String {
 }
 
 /// Returns the model of the processors, and the numbers of CPUs and NUMA nodes.
-fn processors() -> String {
+pub(crate) fn processors() -> String {
     let cpus = std::thread::available_parallelism().map_or(0, |n| n.get());
     let nodes = Topology::detect().map_or(0, |topology| topology.nodes.len());
     format!(
