@@ -9,7 +9,9 @@ use clap::Parser;
 use jericho_bench::Result;
 use jericho_bench::remote::plan::{Pinning, Plan};
 use jericho_bench::remote::record::Record;
-use jericho_bench::remote::{conditions, failover, hosts, libnbd, main_table, raw, scaling};
+use jericho_bench::remote::{
+    conditions, failover, faulty, hosts, libnbd, main_table, raw, scaling,
+};
 use jericho_sys::affinity;
 
 /// Compares a Jericho remote device with NBD and AoE, over virtual interfaces between network namespaces.
@@ -33,7 +35,7 @@ struct Arguments {
     /// Lets all processes run on all CPUs. Otherwise the initiator has CPU 0, and the targets have CPU 1.
     #[arg(long)]
     unpinned: bool,
-    /// Only these tables: main, libnbd, scaling, failover.
+    /// Only these tables: main, libnbd, scaling, failover, faulty.
     #[arg(long, value_delimiter = ',')]
     tables: Vec<String>,
     /// Only rows whose name contains one of these.
@@ -48,11 +50,12 @@ struct Arguments {
 type Table = fn(&Plan, &mut Record) -> Result<String>;
 
 fn measure(plan: &Plan, tables: &[String], record: &mut Record) -> Result<String> {
-    let runs: [(&str, Table); 4] = [
+    let runs: [(&str, Table); 5] = [
         ("main", main_table::run),
         ("libnbd", libnbd::run),
         ("scaling", scaling::run),
         ("failover", failover::run),
+        ("faulty", faulty::run),
     ];
     let conditions = conditions::lines(plan)?;
     record.write(&serde_json::json!({"table": "conditions", "lines": conditions}))?;
