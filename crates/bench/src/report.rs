@@ -39,7 +39,7 @@ pub(crate) fn first_line(program: &str, args: &[&str]) -> String {
 }
 
 /// Returns a value of a `key: value` or `key : value` file of /proc.
-fn from_proc(file: &str, key: &str) -> String {
+pub(crate) fn from_proc(file: &str, key: &str) -> String {
     let text = fs::read_to_string(file).unwrap_or_default();
     let line = text
         .lines()
@@ -49,7 +49,7 @@ fn from_proc(file: &str, key: &str) -> String {
 }
 
 /// Returns the model of the processors, and the numbers of CPUs and NUMA nodes.
-pub(crate) fn processors() -> String {
+fn processors() -> String {
     let cpus = std::thread::available_parallelism().map_or(0, |n| n.get());
     let nodes = Topology::detect().map_or(0, |topology| topology.nodes.len());
     format!(

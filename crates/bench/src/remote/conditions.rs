@@ -3,10 +3,12 @@
 use std::fs;
 use std::time::Duration;
 
+use jericho_sys::load;
+
 use crate::Result;
 use crate::remote::plan::Plan;
 use crate::remote::usage::Usage;
-use crate::report::{first_line, processors};
+use crate::report::{first_line, from_proc};
 
 /// How long the machine is watched before the run.
 const WATCH: Duration = Duration::from_secs(1);
@@ -17,10 +19,17 @@ pub fn lines(plan: &Plan) -> Result<Vec<String>> {
     let before = usage.now()?;
     std::thread::sleep(WATCH);
     let busy = usage.now()?.since(&before).per(1.0).machine_us / WATCH.as_micros() as f64;
-    let load = fs::read_to_string("/proc/loadavg")?;
+    // This process may use one only.
+    let mut cpus = 0;
+    load::cpu_times(|_, _| cpus += 1)?;
+    let average = fs::read_to_string("/proc/loadavg")?;
     let package = |name| first_line("dpkg-query", &["-W", "-f", "${Version}", name]);
     Ok(vec![
-        format!("CPU: {}; {}", processors(), plan.cpus()),
+        format!(
+            "CPU: {}, {cpus} CPUs; {}",
+            from_proc("/proc/cpuinfo", "model name"),
+            plan.cpus()
+        ),
         format!("Kernel: {}", first_line("uname", &["-r"])),
         format!(
             "NBD: nbdkit {}, memory plugin; AoE: vblade {}, a file on tmpfs, its flush does nothing",
@@ -30,7 +39,7 @@ pub fn lines(plan: &Plan) -> Result<Vec<String>> {
         format!(
             "Other programs used {:.0} % of a CPU before the run; load average {}",
             busy * 100.0,
-            load.split(' ').take(3).collect::<Vec<_>>().join(" ")
+            average.split(' ').take(3).collect::<Vec<_>>().join(" ")
         ),
         format!(
             "Rounds: {} of each side, in turn, {:?} each",
