@@ -22,7 +22,7 @@ SBINDIR ?= /sbin
 # Where systemd looks for units of local software when PREFIX is /usr/local.
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
-.PHONY: help build demo test model model-mutants crash-mutants programs lab systemd fuzz conformance soak bench compare-syncs compare-failures compare-creates compare-volumes compare-removals mount-times acceptance results traces man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs
+.PHONY: help build demo test model model-mutants crash-mutants programs lab systemd fuzz conformance soak bench compare-syncs compare-failures compare-creates compare-volumes compare-removals compare-remote mount-times acceptance results traces man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs setup-remote
 
 help:
 	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked'
@@ -44,6 +44,7 @@ help:
 	@echo 'make compare-removals  creates beside the removal of a file with 10^5 extents, and the memory of 10^6 creates (1 minute)'
 	@echo 'make mount-times       bytes and seconds of a mount after a kill, with 10^3 and 10^6 inodes and with a full journal'
 	@echo 'make acceptance        the six above, one after the other (as root; one hour, on a machine without other load)'
+	@echo 'make compare-remote    a device of another host by Jericho, NBD and AoE; links that fail and links with faults (20 minutes; QUICK=1: 6 minutes; REMOTE_ARGS="--tables main")'
 	@echo 'make results   the last run of the benchmark into README.md and docs/performance'
 	@echo 'make traces    records page accesses of real programs, and compares kinds of replacement on them (as root; 10 minutes)'
 	@echo 'make build     the release binary $(BIN) and the library that programs load, beside it'
@@ -52,7 +53,7 @@ help:
 	@echo 'make uninstall what install put there'
 	@echo 'make clean     removes what was built'
 
-setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs: setup-%:
+setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs setup-remote: setup-%:
 	@scripts/setup $*
 
 build:
@@ -146,6 +147,11 @@ compare-failures: setup-demo
 compare-creates compare-volumes compare-removals: compare-%:
 	@mkdir -p $(TARGET)/compared
 	$(CARGO) run --release -p jericho-fs --example $* -- $(TARGET)/compared
+
+# Hosts are network namespaces. Needs no mount.
+compare-remote: setup-remote
+	$(CARGO) build --release -p jericho-cli -p jericho-bench
+	$(TARGET)/release/jericho-compare-remote --jericho $(BIN) --out $(TARGET)/remote $(if $(QUICK),--quick) $(REMOTE_ARGS)
 
 mount-times:
 	JERICHO_MOUNT_FILES=1000000 $(CARGO) test --release -p jericho-fs --test numbers -- --nocapture a_mount

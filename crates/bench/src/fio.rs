@@ -21,6 +21,8 @@ pub struct Measured {
     pub mib_per_s: f64,
     /// Number of operations.
     pub operations: u64,
+    /// CPU time of fio for each operation.
+    pub cpu_us: f64,
 }
 
 impl Job {
@@ -32,6 +34,14 @@ impl Job {
     /// Creates a job on one file.
     pub fn on_file(file: &Path, args: &[&str]) -> Job {
         Job::new(format!("--filename={}", file.display()), args)
+    }
+
+    /// Creates a job on the export of an NBD server. fio uses libnbd for it.
+    pub fn on_nbd(uri: &str, args: &[&str]) -> Job {
+        let uri = format!("uri={uri}");
+        // fio knows the option only after the engine.
+        let args: Vec<&str> = [uri.as_str()].iter().chain(args).copied().collect();
+        Job::new("--ioengine=nbd".into(), &args)
     }
 
     fn new(place: String, args: &[&str]) -> Job {
@@ -84,8 +94,17 @@ impl Job {
                 .ok_or_else(|| format!("fio reported no {direction}.{key}"))
         };
         let sum = |key: &str| -> Result<f64> { Ok(number("read", key)? + number("write", key)?) };
+        let job = &report["jobs"][0];
+        let percent = |key: &str| {
+            job[key]
+                .as_f64()
+                .ok_or_else(|| format!("fio reported no {key}"))
+        };
+        let cpu = (percent("usr_cpu")? + percent("sys_cpu")?) / 100.0;
+        let iops = sum("iops")?;
         Ok(Measured {
-            iops: sum("iops")?,
+            cpu_us: cpu * 1e6 / iops,
+            iops,
             mib_per_s: sum("bw_bytes")? / (1 << 20) as f64,
             operations: sum("total_ios")? as u64,
         })

@@ -19,6 +19,7 @@ pub mod inline;
 pub mod mounts;
 pub mod null;
 pub mod relay;
+pub mod remote;
 pub mod report;
 pub mod settings;
 pub mod small_files;

@@ -27,7 +27,7 @@ pub struct Report {
 }
 
 /// Returns the first line that a command prints, or why it failed.
-fn first_line(program: &str, args: &[&str]) -> String {
+pub(crate) fn first_line(program: &str, args: &[&str]) -> String {
     match std::process::Command::new(program).args(args).output() {
         Ok(output) => String::from_utf8_lossy(&output.stdout)
             .lines()
@@ -39,7 +39,7 @@ fn first_line(program: &str, args: &[&str]) -> String {
 }
 
 /// Returns a value of a `key: value` or `key : value` file of /proc.
-fn from_proc(file: &str, key: &str) -> String {
+pub(crate) fn from_proc(file: &str, key: &str) -> String {
     let text = fs::read_to_string(file).unwrap_or_default();
     let line = text
         .lines()
