@@ -1,7 +1,13 @@
 //! Modes of Jericho that are compared. A new one is one entry of [`Mode::all`].
 
-use jericho_ether::AttachConfig;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+use jericho_ether::{AttachConfig, Scheduler, new_key, read_key};
+use jericho_topology::Topology;
 
 use crate::Result;
 
@@ -19,6 +25,10 @@ pub enum Behind {
 pub enum Auth {
     /// `--no-auth`: CRC-32C in each frame, and no keys.
     None,
+    /// `--mac`: a tag in each frame.
+    Mac,
+    /// `--encrypt`: a tag, and an encrypted payload.
+    Encrypt,
 }
 
 /// A mode of Jericho.
@@ -53,14 +63,30 @@ impl Mode {
                 ethertype: 0x9001,
                 ..PLAIN
             },
+            Mode {
+                name: "jericho-mac",
+                auth: Auth::Mac,
+                ethertype: 0x9002,
+                ..PLAIN
+            },
+            Mode {
+                name: "jericho-encrypt",
+                auth: Auth::Encrypt,
+                ethertype: 0x9003,
+                ..PLAIN
+            },
         ]
     }
 
     /// Returns the options of `jericho serve`.
-    pub fn serve_options(&self) -> Vec<String> {
-        match self.auth {
-            Auth::None => vec!["--no-auth".into()],
-        }
+    pub fn serve_options(&self) -> Result<Vec<String>> {
+        let security = match self.auth {
+            Auth::None => return Ok(vec!["--no-auth".into()]),
+            Auth::Mac => "--mac",
+            Auth::Encrypt => "--encrypt",
+        };
+        let client = format!("bench:{}", key_file()?.display());
+        Ok(vec![security.into(), "--client".into(), client])
     }
 
     /// Returns how to attach the device over interfaces.
@@ -74,6 +100,27 @@ impl Mode {
             patience: Duration::from_secs(10),
             dead_after: None,
             read_only: false,
+            key: match self.auth {
+                Auth::None => None,
+                Auth::Mac | Auth::Encrypt => Some(read_key(&key_file()?)?),
+            },
+            scheduler: Scheduler::Affinity,
+            channels: 1,
+            topology: Arc::new(Topology::detect()?),
         })
     }
+}
+
+/// Returns the file with the key of this run, which the first call makes.
+fn key_file() -> Result<PathBuf> {
+    static FILE: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(file) = FILE.get() {
+        return Ok(file.clone());
+    }
+    let name = format!("jericho-compare-remote-{}.key", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    std::fs::write(&path, "")?;
+    std::fs::set_permissions(&path, Permissions::from_mode(0o600))?;
+    std::fs::write(&path, &*new_key()?.to_text())?;
+    Ok(FILE.get_or_init(|| path).clone())
 }
