@@ -15,7 +15,7 @@ use jericho_remote::{
 };
 use jericho_storage::{
     Asynchronous, BLOCK_BYTES, Cause, Completion, Device, Direction, DiscardEffect, Finish,
-    IoError, NetworkStat, Transfer, is_in_range,
+    IoError, NetworkStat, Segment, Transfer, is_in_range,
 };
 use jericho_sys::errno;
 use jericho_sys::sockets::listener_at;
@@ -24,7 +24,7 @@ use jericho_topology::Topology;
 use siphasher::sip::SipHasher24;
 use siphasher::sip128::SipHasher24 as SipHasher128;
 
-use crate::inside::{Core, Data, End, Inside};
+use crate::inside::{self, Core, Data, End, Inside};
 use crate::links::{LinkError, Links, entropy};
 use crate::receiving::Receiving;
 use crate::reserve::reserve;
@@ -455,6 +455,24 @@ impl Device for RemoteDevice {
 
 impl Asynchronous for RemoteDevice {
     fn begin(&self, transfer: Transfer, end: Arc<dyn Finish>) {
+        self.begin_all(vec![transfer], end);
+    }
+
+    fn begin_all(&self, transfers: Vec<Transfer>, end: Arc<dyn Finish>) {
+        let begun = transfers
+            .into_iter()
+            .filter_map(|transfer| self.parts_of(transfer, &end));
+        self.inside.begin(begun.collect());
+    }
+}
+
+impl RemoteDevice {
+    /// Returns the memory and the operations of a transfer. Ends one that is beyond the device.
+    fn parts_of(
+        &self,
+        transfer: Transfer,
+        end: &Arc<dyn Finish>,
+    ) -> Option<(Arc<[Segment]>, inside::Parts)> {
         let (name, action) = match transfer.direction {
             Direction::Read => ("read", Action::Read),
             Direction::Write => ("write", Action::Write { is_durable: false }),
@@ -463,7 +481,8 @@ impl Asynchronous for RemoteDevice {
         let tag = transfer.tag;
         if let Err(error) = self.check_range(name, transfer.offset_bytes, length) {
             let result = Err(error);
-            return end.finish(Completion { tag, result });
+            end.finish(Completion { tag, result });
+            return None;
         }
         let starts = (0..length).step_by(TRANSFER_BYTES as usize);
         let parts = Arc::new(Mutex::new(Parts {
@@ -476,7 +495,7 @@ impl Asynchronous for RemoteDevice {
                 offset_bytes: transfer.offset_bytes + at,
                 length_bytes: (length - at).min(TRANSFER_BYTES) as u32,
             };
-            let (parts, end) = (Arc::clone(&parts), Arc::clone(&end));
+            let (parts, end) = (Arc::clone(&parts), Arc::clone(end));
             let (device, bytes) = (Arc::clone(&self.name), u64::from(operation.length_bytes));
             let ended = move |result: Result<(), i32>| {
                 let result = result.map_err(|errno| IoError {
@@ -492,8 +511,7 @@ impl Asynchronous for RemoteDevice {
             };
             (operation, at as usize, Box::new(ended) as End)
         });
-        let begun = begun.collect();
-        self.inside.begin(transfer.segments.into(), begun);
+        Some((transfer.segments.into(), begun.collect()))
     }
 }
 

@@ -48,6 +48,9 @@ enum Caller {
 /// Takes the result of a request.
 pub(crate) type End = Box<dyn FnOnce(Result<(), i32>) + Send>;
 
+/// Operations of a transfer, with their places in its memory.
+pub(crate) type Parts = Vec<(Operation, usize, End)>;
+
 /// The protocol, its sockets and its memory.
 pub(crate) struct Core {
     initiator: Initiator,
@@ -232,16 +235,18 @@ impl Inside {
         tag
     }
 
-    /// Begins operations on the memory of a transfer, each from an offset in it, and sends their frames from this thread.
-    pub fn begin(&self, memory: Arc<[Segment]>, parts: Vec<(Operation, usize, End)>) {
+    /// Begins operations on the memory of transfers, each from an offset in it, and sends their frames from this thread.
+    pub fn begin(&self, transfers: Vec<(Arc<[Segment]>, Parts)>) {
         let node = self.node();
         let mut core = self.lock();
-        for (operation, at, end) in parts {
-            let request = Request {
-                bytes: Bytes::Shared(Arc::clone(&memory), at),
-                caller: Caller::Callback(end),
-            };
-            core.begin(operation, request, node);
+        for (memory, parts) in transfers {
+            for (operation, at, end) in parts {
+                let request = Request {
+                    bytes: Bytes::Shared(Arc::clone(&memory), at),
+                    caller: Caller::Callback(end),
+                };
+                core.begin(operation, request, node);
+            }
         }
         let now = core.links.now();
         core.initiator.poll(now);

@@ -47,6 +47,10 @@ impl Device for Null {
         DiscardEffect::Nothing
     }
 
+    fn is_instant(&self) -> bool {
+        true
+    }
+
     fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         None
     }

@@ -409,7 +409,9 @@ impl Serving {
                     .copy_from_slice(&pool.as_slice()[run.bytes()]);
             }
         }
-        self.workers.submit(Job { work, data });
+        if let Some(ended) = self.workers.submit(Job { work, data }) {
+            self.ended(ended);
+        }
     }
 
     /// Records the owner, on a thread of its own: the target answers meanwhile.

@@ -70,10 +70,14 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Begins an operation.
-    pub fn submit(&self, job: Job) {
+    /// Begins an operation. Returns its end if the device needs no thread for it.
+    pub fn submit(&self, job: Job) -> Option<Ended> {
+        if self.shared.device.is_instant() {
+            return Some(self.shared.perform(job));
+        }
         self.shared.jobs.lock().waiting.push_back(job);
         self.shared.changed.notify_one();
+        None
     }
 
     /// Returns what is known of the locks of waiting and of ended operations.
@@ -101,13 +105,8 @@ impl Drop for Workers {
 
 impl Shared {
     fn work(&self) {
-        while let Some(mut job) = self.next() {
-            let result = perform(&*self.device, &job.work, &mut job.data);
-            let ended = Ended {
-                work: job.work,
-                data: job.data,
-                result,
-            };
+        while let Some(job) = self.next() {
+            let ended = self.perform(job);
             let was_empty = {
                 let mut all = self.ended.lock();
                 all.push(ended);
@@ -117,6 +116,15 @@ impl Shared {
                 // EAGAIN: many bytes are there already.
                 let _ = (&self.bell).write(&[1]);
             }
+        }
+    }
+
+    fn perform(&self, mut job: Job) -> Ended {
+        let result = perform(&*self.device, &job.work, &mut job.data);
+        Ended {
+            work: job.work,
+            data: job.data,
+            result,
         }
     }
 

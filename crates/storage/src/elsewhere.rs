@@ -57,10 +57,10 @@ impl Elsewhere {
         }))
     }
 
-    /// Begins a checked transfer.
-    pub(crate) fn begin(&self, device: &dyn Asynchronous, transfer: Transfer) {
-        self.0.lock().begun += 1;
-        device.begin(transfer, Arc::clone(&self.0) as Arc<dyn Finish>);
+    /// Begins checked transfers.
+    pub(crate) fn begin(&self, device: &dyn Asynchronous, transfers: Vec<Transfer>) {
+        self.0.lock().begun += transfers.len();
+        device.begin_all(transfers, Arc::clone(&self.0) as Arc<dyn Finish>);
     }
 
     /// Appends the transfers that have ended.

@@ -300,6 +300,10 @@ pub trait Device: Send + Sync {
     fn asynchronous(&self) -> Option<&dyn Asynchronous> {
         None
     }
+    /// Returns whether all calls return at once, without I/O, so that a thread that must not wait may make them.
+    fn is_instant(&self) -> bool {
+        false
+    }
     /// Returns whether the device has only the blocking calls, as a simulated one. A queue to it needs threads.
     fn is_blocking_only(&self) -> bool {
         self.queue_fd().is_none() && self.asynchronous().is_none()
@@ -317,6 +321,13 @@ pub trait Asynchronous {
     /// Begins a transfer whose range and memory are valid. Calls `end` once, from any thread, perhaps before `begin` returns. Does not use
     /// the memory after that call.
     fn begin(&self, transfer: Transfer, end: Arc<dyn Finish>);
+
+    /// Begins several transfers, in order. A device that sends messages may send fewer of them for all together.
+    fn begin_all(&self, transfers: Vec<Transfer>, end: Arc<dyn Finish>) {
+        for transfer in transfers {
+            self.begin(transfer, Arc::clone(&end));
+        }
+    }
 }
 
 /// Takes the ends of transfers. Never blocks.

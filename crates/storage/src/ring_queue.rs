@@ -26,6 +26,8 @@ use crate::{Cause, Completion, Device, Devices, Direction, IoError, Queue, Trans
 /// `wait` lets the device run dry while the owner handles completions, which costs a tenth of the random reads per second at depth
 /// 32.
 const START_BATCH: u32 = 4;
+/// Transfers of other devices that are begun before the owner waits.
+const SEND_BATCH: usize = 16;
 
 pub(crate) struct RingQueue {
     ring: Ring,
@@ -47,6 +49,9 @@ pub(crate) struct RingQueue {
     completed: Vec<Completed>,
     /// The transfers of devices without a descriptor.
     elsewhere: Elsewhere,
+    /// Transfers for it that are not begun yet: runs of one device, in order.
+    unsent: Vec<(Arc<dyn Device>, Vec<Transfer>)>,
+    unsent_count: usize,
 }
 
 impl RingQueue {
@@ -81,6 +86,8 @@ impl RingQueue {
             buffers: buffers.to_vec(),
             registration,
             depth,
+            unsent: Vec::new(),
+            unsent_count: 0,
             elsewhere: Elsewhere::new(Arc::clone(&doorbell), signal),
             doorbell,
             bounce: Bounce::default(),
@@ -225,12 +232,16 @@ impl RingQueue {
         device.queue_fd().is_none().then(|| Arc::clone(device))
     }
 
-    /// Has a device without a descriptor perform a checked transfer.
-    fn begin_elsewhere(&mut self, device: &dyn Device, transfer: Transfer) {
-        match device.asynchronous() {
-            Some(device) => self.elsewhere.begin(device, transfer),
+    /// Has devices without a descriptor perform the checked transfers that wait for this.
+    fn begin_elsewhere(&mut self) {
+        self.unsent_count = 0;
+        for (device, transfers) in self.unsent.drain(..) {
+            if let Some(device) = device.asynchronous() {
+                self.elsewhere.begin(device, transfers);
+                continue;
+            }
             // A device that was appended to the list later may have only blocking calls.
-            None => self.completed_early.push(Completion {
+            let failed = |transfer: Transfer| Completion {
                 tag: transfer.tag,
                 result: Err(IoError {
                     operation: operation(transfer.direction),
@@ -239,7 +250,9 @@ impl RingQueue {
                     length_bytes: length_bytes(&transfer),
                     cause: Cause::Errno(errno::EOPNOTSUPP),
                 }),
-            }),
+            };
+            self.completed_early
+                .extend(transfers.into_iter().map(failed));
         }
     }
 
@@ -308,7 +321,14 @@ impl Queue for RingQueue {
                 result: Ok(()),
             });
         } else if let Some(device) = self.without_descriptor(&transfer) {
-            self.begin_elsewhere(&*device, transfer);
+            match self.unsent.last_mut() {
+                Some((last, transfers)) if Arc::ptr_eq(last, &device) => transfers.push(transfer),
+                _ => self.unsent.push((device, vec![transfer])),
+            }
+            self.unsent_count += 1;
+            if self.unsent_count == SEND_BATCH {
+                self.begin_elsewhere();
+            }
         } else {
             let request = Request {
                 tag,
@@ -339,6 +359,7 @@ impl Queue for RingQueue {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let before = completions.len();
         self.unstarted = 0;
+        self.begin_elsewhere();
         let adopted = self.adopt();
         if let Err(error) = &adopted {
             self.fail_backlog(error);

@@ -16,6 +16,8 @@ pub struct Jericho {
     device: Arc<RemoteDevice>,
     memory: Arc<Mapping>,
     ends: Arc<Ends>,
+    /// Transfers that the next `wait` sends together, as a queue of Jericho does.
+    unsent: Vec<jericho_storage::Transfer>,
     /// Ends that were taken from `ends`.
     taken: Vec<(usize, std::result::Result<(), IoError>)>,
 }
@@ -52,6 +54,7 @@ impl Jericho {
                 ended: Mutex::new(Vec::with_capacity(64)),
                 generator: std::thread::current(),
             }),
+            unsent: Vec::with_capacity(64),
             taken: Vec::with_capacity(64),
         })
     }
@@ -68,8 +71,6 @@ impl Client for Jericho {
     }
 
     fn begin(&mut self, slot: usize, transfer: Transfer) -> Result<()> {
-        let asynchronous =
-            (self.device.asynchronous()).ok_or("the device has no transfers of its own")?;
         let segment = Segment {
             mapping: Arc::clone(&self.memory),
             offset: slot * transfer.length_bytes,
@@ -86,11 +87,17 @@ impl Client for Jericho {
             // The interface takes a vector for each transfer.
             segments: vec![segment],
         };
-        asynchronous.begin(transfer, Arc::clone(&self.ends) as Arc<dyn Finish>);
+        self.unsent.push(transfer);
         Ok(())
     }
 
     fn wait(&mut self, ended: &mut Vec<usize>) -> Result<()> {
+        if !self.unsent.is_empty() {
+            let asynchronous =
+                (self.device.asynchronous()).ok_or("the device has no transfers of its own")?;
+            let unsent = std::mem::replace(&mut self.unsent, Vec::with_capacity(64));
+            asynchronous.begin_all(unsent, Arc::clone(&self.ends) as Arc<dyn Finish>);
+        }
         loop {
             std::mem::swap(&mut *self.ends.lock(), &mut self.taken);
             if !self.taken.is_empty() {
@@ -114,12 +121,7 @@ impl Client for Jericho {
     }
 
     fn repetitions(&self) -> Option<u64> {
-        // "..., 5120 sent, 0 lost" of each interface.
-        let text = self.device.describe();
-        let lost = text.match_indices(" lost").map(|(at, _)| {
-            let number = text[..at].rsplit(' ').next();
-            number.and_then(|number| number.parse::<u64>().ok())
-        });
-        lost.sum()
+        let network = self.device.network()?;
+        Some(network.channels.iter().map(|one| one.lost_frames).sum())
     }
 }
