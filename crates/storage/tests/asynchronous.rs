@@ -173,6 +173,8 @@ fn the_end_of_a_transfer_wakes_a_thread_that_sleeps_elsewhere() {
         Direction::Read,
         vec![segment(&mapping, 0, 1)],
     ));
+    // Starts the transfer.
+    queue.wait(&mut Vec::new(), Some(Duration::ZERO));
     let thread = std::thread::spawn(move || {
         let begun = begun.recv().unwrap();
         scatter(&begun.0.segments, 0, &pattern(5, 1));
@@ -202,6 +204,8 @@ fn a_queue_waits_for_the_transfers_of_a_device_at_its_end() {
         Direction::Read,
         vec![segment(&mapping, 0, 1)],
     ));
+    // Starts the transfer.
+    queue.wait(&mut Vec::new(), Some(Duration::ZERO));
     let (dropped, has_dropped) = channel();
     let thread = std::thread::spawn(move || {
         drop(queue);
