@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use jericho_daemon::{ClientStat, Locality, SliceStat, Stat};
+use jericho_storage::ChannelStat;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
@@ -155,6 +156,7 @@ impl View {
             View::nodes(stat, last),
             View::slices(stat, before),
             View::clients(stat, before),
+            View::channels(stat, before),
         ];
         View { heading, tables }
     }
@@ -242,6 +244,43 @@ impl View {
             title: "Programs with inline access",
             columns: vec!["PROCESS", "NAME", "ACCESS", "BYTES/s", "LOCAL"],
             rows: stat.clients.iter().map(row).collect(),
+        }
+    }
+
+    fn channels(stat: &Stat, before: Option<(&Stat, Duration)>) -> Part {
+        let mut rows = Vec::new();
+        for (at, network) in stat.network.iter().enumerate() {
+            let last = before.and_then(|(last, _)| last.network.get(at));
+            let last = last.filter(|last| last.device == network.device);
+            for (number, channel) in network.channels.iter().enumerate() {
+                let old = last.and_then(|last| last.channels.get(number));
+                let since =
+                    |of: fn(&ChannelStat) -> u64| of(channel).saturating_sub(old.map_or(0, of));
+                let (local, remote) = (since(|c| c.local_bytes), since(|c| c.remote_bytes));
+                let rate =
+                    |bytes| before.map_or("-".into(), |(_, t)| size::human(per_second(bytes, t)));
+                rows.push(vec![
+                    network.device.clone(),
+                    channel.nic.clone(),
+                    if channel.is_up { "up" } else { "no answer" }.into(),
+                    channel.round_trip_us.to_string(),
+                    channel.window_frames.to_string(),
+                    rate(local.saturating_add(remote)),
+                    since(|c| c.lost_frames).to_string(),
+                    match channel.node {
+                        // On a host without nodes all is local.
+                        None => "-".into(),
+                        Some(_) => share(local, remote),
+                    },
+                ]);
+            }
+        }
+        Part {
+            title: "Channels to other hosts",
+            columns: vec![
+                "DEVICE", "NIC", "STATE", "RTT us", "WINDOW", "SENT/s", "LOST", "LOCAL",
+            ],
+            rows,
         }
     }
 

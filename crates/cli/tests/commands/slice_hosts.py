@@ -111,6 +111,8 @@ def set_up(*options):
     assert "slice      0" in run(JERICHO, "where", "mnt/near/log")
     stat = run(JERICHO, "stat", "mnt")
     assert "network   i0: up" in stat and "lock of the protocol" in stat, stat
+    top = run(JERICHO, "top", "mnt", "--once")
+    assert any("tyche://hostb/data" in line and " i0 " in line and " up " in line for line in top.splitlines()), top
     return host
 
 
