@@ -93,6 +93,8 @@ pub(crate) struct Inside {
     /// When the last request ended, in milliseconds since `start`.
     answered_ms: AtomicU64,
     start: Instant,
+    /// When the last question was asked, in milliseconds since `start`.
+    asked_ms: AtomicU64,
     /// A question whether the target answers has had no answer yet.
     is_asking: Arc<AtomicBool>,
     timer: Timer,
@@ -139,6 +141,7 @@ impl Inside {
             is_silent: AtomicBool::new(false),
             answered_ms: AtomicU64::new(0),
             start: Instant::now(),
+            asked_ms: AtomicU64::new(0),
             is_asking: Arc::default(),
             timer,
         })
@@ -168,11 +171,16 @@ impl Inside {
         !self.answers()
     }
 
-    /// Returns whether the target answers a small read in a short time. Does not ask again while a former question has no answer.
+    /// Returns whether the target answers a small read in a short time. Does not ask again while a former question has no answer; another thread's question that
+    /// is younger counts as answered.
     fn answers(&self) -> bool {
+        let now_ms = self.start.elapsed().as_millis() as u64;
         if self.is_asking.swap(true, Ordering::AcqRel) {
-            return false;
+            // Another thread has just asked, or the question has had no answer for long.
+            let age_ms = now_ms.saturating_sub(self.asked_ms.load(Ordering::Relaxed));
+            return age_ms < ANSWER_TIME.as_millis() as u64;
         }
+        self.asked_ms.store(now_ms, Ordering::Relaxed);
         let (asking, (answer, has_answer)) = (Arc::clone(&self.is_asking), sync_channel(1));
         let end = move |_: Result<(), i32>| {
             asking.store(false, Ordering::Release);

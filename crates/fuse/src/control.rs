@@ -24,7 +24,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use jericho_daemon::{GrowError, GrowRequest, GrownDevice, Mounted};
+use jericho_daemon::{
+    GrowError, GrowRequest, GrownDevice, Interruption, Mounted, with_interruption,
+};
 use jericho_fs::types::{Ino, SliceId};
 use jericho_sys::process::effective_uid;
 use parking_lot::Mutex;
@@ -299,11 +301,12 @@ impl Control {
     pub fn sync(&self, name: &str, reply: impl FnOnce(Result<(), i32>) + Send + 'static) {
         let mounted = self.mounted.clone();
         let reports = name == SYNCFS;
+        let interruption = Interruption::of_thread();
         self.syncer.run(Box::new(move || {
-            let result = match reports {
+            let result = with_interruption(interruption, || match reports {
                 true => mounted.syncfs(),
                 false => mounted.sync(),
-            };
+            });
             if let Err(error) = &result {
                 tracing::warn!(%error, "sync: not everything could be made durable");
             }

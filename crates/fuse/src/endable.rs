@@ -1,7 +1,7 @@
 //! Which operations a signal may end while they wait for a silent host.
 
 use crate::control::is_change;
-use crate::protocol::request::{Operation, Transfer};
+use crate::protocol::request::{Operation, SetAttrIn, Transfer};
 
 /// Returns whether a signal may end an operation while it waits. Operations that change something call `Interruption::begin` before
 /// they do; those that do not call it are not ended.
@@ -22,7 +22,8 @@ pub(crate) fn may_be_ended(operation: &Operation<'_>) -> bool {
         Operation::Create { .. } | Operation::Tmpfile(_) | Operation::Mknod { .. } => true,
         Operation::Mkdir { .. } | Operation::Symlink { .. } | Operation::Link { .. } => true,
         Operation::Unlink { .. } | Operation::Rmdir { .. } | Operation::Rename { .. } => true,
-        Operation::SetAttr(_) => true,
+        // A truncation shows inline readers its size before it waits.
+        Operation::SetAttr(args) => args.valid & SetAttrIn::SIZE == 0,
         _ => false,
     }
 }

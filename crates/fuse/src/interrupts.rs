@@ -20,11 +20,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use jericho_daemon::Interruption;
-use jericho_sys::service;
+use jericho_sys::{affinity, service};
 use parking_lot::{Condvar, Mutex};
 
 /// A request that has waited for less is not ended.
 const AGE_MIN: Duration = Duration::from_millis(200);
+/// The same, if the program goes on after the signal. It may wait for another device than the silent one, and not expect EINTR.
+const AGE_MIN_ALIVE: Duration = Duration::from_secs(1);
 /// Time between two attempts to end the requests for which a signal has come.
 const PERIOD: Duration = Duration::from_millis(50);
 /// The thread waits for this long for a further request before it ends.
@@ -299,7 +301,8 @@ impl<R: Answer> Interrupts<R> {
 
     /// Ends a request, if that is permitted.
     fn end(&self, held: &Held<R>) {
-        if held.ending == Ending::IfDying && !is_dying(held.thread) {
+        let may_go_on = held.ending != Ending::IfDying && held.since.elapsed() >= AGE_MIN_ALIVE;
+        if !may_go_on && !is_dying(held.thread) {
             return;
         }
         let one_more = |count: usize| (count < self.most).then_some(count + 1);
@@ -345,7 +348,11 @@ fn is_dying(thread: u32) -> bool {
     }
     match std::fs::read_to_string(format!("/proc/{thread}/status")) {
         Ok(status) => has_fatal_signal(&status),
-        Err(error) => matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)),
+        // /proc may hide the threads of other users.
+        Err(error) => {
+            matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
+                && affinity::has_ended(thread)
+        }
     }
 }
 
@@ -394,7 +401,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
     /// Longer than a request waits for its end.
-    const MORE: Duration = Duration::from_millis(500);
+    const MORE: Duration = Duration::from_millis(1500);
 
     #[test]
     fn a_signal_ends_a_request_while_a_host_is_silent_also_if_it_came_before() {
