@@ -672,8 +672,8 @@ Examples:
   jericho mount vol.img /mnt --key hosta.key
   jericho key fingerprint hosta.key
 
-A key is for one client and the hosts whose devices it uses. Copy its file to these hosts. Whoever can read the file can use the devices, \
-and can act as the hosts. A file that other users can read is refused.
+A key is for one client and the hosts whose devices it uses. Copy its file to these hosts. A user who can read the file can use the devices, \
+and can act as the hosts. A file that every user can read, or that others than its owner can change, is refused.
 
 jericho serve logs the fingerprint of a client that it refuses.")]
 pub struct KeyArgs {
@@ -685,7 +685,7 @@ pub struct KeyArgs {
 pub enum KeyCommand {
     /// Print a new key
     New,
-    /// Print what names a key without revealing it
+    /// Print the fingerprint of a key: it names the key and does not reveal it
     Fingerprint(FingerprintArgs),
 }
 
@@ -766,7 +766,7 @@ Serves in the foreground until SIGTERM or SIGINT. The other host names the devic
 If the device's host restarts, the client sends again what it had not flushed, and meanwhile no other host gets the device without --take-over: jericho keeps a record of the client in \
 a file of --state.
 
-Each client has a key that `jericho key new` makes; it gives the same file to --key. Every frame is authenticated, and with --encrypt its contents are secret. \
+Each client has a key, which `jericho key new` makes. Give the file with the key to --client here, and to --key at the client. Every frame is authenticated, and with --encrypt its contents are secret. \
 With --no-auth, everybody on these networks can read and change the device.")]
 pub struct ServeArgs {
     /// File or block device, or null:SIZE
@@ -953,7 +953,7 @@ fn client(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once(':') {
         Some((id, file)) if !id.is_empty() && !file.is_empty() => Ok((id.to_owned(), file.into())),
         _ => Err(format!(
-            "{text:?} is no name and file: write for example hosta:/etc/jericho/hosta.key"
+            "{text:?} is not ID:KEYFILE: write, for example, hosta:/etc/jericho/hosta.key"
         )),
     }
 }

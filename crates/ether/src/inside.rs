@@ -477,7 +477,7 @@ impl Core {
                     tracing::warn!("{} does not answer; requests wait for it", self.name);
                 }
                 InitiatorOutput::Hint(why) => {
-                    tracing::warn!("{}: somebody says: {why}", self.name);
+                    tracing::warn!("{}: a message that may be forged says: {why}", self.name);
                 }
                 InitiatorOutput::Ended(why) => {
                     if why != Ended::Detached {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use jericho_storage::LockStat;
 use jericho_sys::service;
 
-/// One of so many acquisitions has its time measured, because reading the clock costs as much as a free lock.
+/// Measures the hold time of one in `SAMPLED` acquisitions, because reading the clock costs as much as a free lock.
 const SAMPLED: u64 = 16;
 
 /// What is known of a lock since its process has begun to use it.
@@ -60,7 +60,7 @@ pub(crate) struct TimedGuard<'l, T> {
     guard: MutexGuard<'l, T>,
 }
 
-/// Measures how long the lock is held, if it has a time.
+/// Measures how long the lock is held, if `since` is set.
 struct Sample<'l> {
     counts: &'l Counts,
     since: Option<Instant>,

@@ -1,7 +1,7 @@
 //! Whether an operation that waits can still be given up.
 //!
 //! A program that waits for a silent host can be ended by a signal. Its operation then waits on in a thread of the daemon, because the thread may be
-//! anywhere: in a device, in the store, before a lock. So the answer and the operation part, and only one of them may win:
+//! anywhere: in a device, in the store, before a lock. So the operation and an answer EINTR may race, and only one of them may win:
 //!
 //! ```text
 //!             begin                       wait_again
@@ -86,7 +86,7 @@ impl Interruption {
     }
 }
 
-/// Calls `serve` as the request with this interruption.
+/// Calls `serve` with `interruption` as that of the calling thread.
 pub fn with_interruption<T>(
     interruption: Option<Arc<Interruption>>,
     serve: impl FnOnce() -> T,

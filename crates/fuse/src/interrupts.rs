@@ -25,7 +25,7 @@ use parking_lot::{Condvar, Mutex};
 
 /// A request that has waited for less is not ended.
 const AGE_MIN: Duration = Duration::from_millis(200);
-/// The same, if the program goes on after the signal. It may wait for another device than the silent one, and not expect EINTR.
+/// The same, if the program goes on after the signal. The request may wait for another device than the silent one, and then the program does not expect EINTR.
 const AGE_MIN_ALIVE: Duration = Duration::from_secs(1);
 /// Time between two attempts to end the requests for which a signal has come.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -242,7 +242,7 @@ impl<R> Interrupts<R> {
 }
 
 impl<R: Answer> Interrupts<R> {
-    /// Has a request ended when that is permitted.
+    /// Lets the thread `interrupts` end a request when that is permitted.
     fn pend(self: &Arc<Interrupts<R>>, held: Arc<Held<R>>) {
         let mut pending = self.pending.lock();
         pending.requests.push(held);

@@ -39,7 +39,7 @@ pub(crate) struct Attachment {
     pub load: Load,
     /// At a target: what made the channel.
     pub asked: Option<Box<Asked>>,
-    /// At an initiator: the target, or somebody in its name, says that it does not know the channel.
+    /// At an initiator: an unauthenticated frame says that the target does not know the channel.
     pub is_doubted: bool,
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct Load {
     /// Bytes of content, for the choice of the next channel. A channel that begins to work has as many as the one with the fewest, so
     /// that it does not get all content until it has caught up.
     balance_bytes: u64,
-    /// It worked when it was looked at last.
+    /// Whether the channel worked at the last check.
     was_up: bool,
     /// Bytes of content of its own lane, and of others.
     pub own_bytes: u64,

@@ -43,7 +43,7 @@ pub(crate) enum Dial {
     Asking(Asking),
 }
 
-/// What counts of an OFFER.
+/// The parts of an OFFER that the initiator uses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offered {
     /// Its sender.

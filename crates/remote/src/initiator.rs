@@ -107,7 +107,7 @@ pub enum Ended {
     NeedsKey,
     /// The initiator has a key, and the target demands none.
     #[error(
-        "only somebody without keys offers it: if its host was started with --no-auth, start `jericho serve` there with --client; otherwise it is not the host that answers"
+        "only a host without keys offers it: if the device is served with --no-auth, start `jericho serve` there with --client; otherwise another machine answers in the name of the host"
     )]
     NoKeys,
     /// The target speaks other versions only.
@@ -220,7 +220,7 @@ pub struct Initiator {
     is_dead: bool,
     /// Before the first session, with a key: why there is none, and since when. Everybody can say so, and the target may answer yet.
     excuse: Option<(Ended, Time)>,
-    /// When the caller heard last that something is wrong.
+    /// When the caller got the last hint.
     hinted: Option<Time>,
     leaving: Leaving,
     outputs: VecDeque<InitiatorOutput>,
@@ -462,7 +462,7 @@ impl Initiator {
         waits.then_some(self.alive + after)
     }
 
-    /// Takes a reason why there is no channel, from somebody who cannot prove to be the target. It counts before the first session, if nobody else answers.
+    /// Takes an unauthenticated reason why there is no channel. The reason ends the initiator only before the first session, and only if no target accepts in time.
     fn doubt(&mut self, now: Time, why: Ended) {
         let is_told = self.hinted.is_some_and(|at| now < at + HINT_INTERVAL);
         if self.session.is_none() {

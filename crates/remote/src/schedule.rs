@@ -13,7 +13,7 @@ const DIFFERENCE: u64 = 60;
 const DYNAMIC_INTERVAL: Duration = Duration::from_secs(5);
 /// How often the scheduler with backlog looks.
 const BACKLOG_INTERVAL: Duration = Duration::from_millis(100);
-/// Looks in a row that must agree before the scheduler with backlog changes its mind.
+/// Consecutive checks that must agree before the backlog scheduler changes `is_open`.
 const AGREEING: u32 = 2;
 
 /// How requests are distributed over channels.

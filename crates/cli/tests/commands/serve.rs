@@ -257,7 +257,7 @@ fn a_client_without_the_right_key_is_refused() {
         "demands a key",
         "does not know this key",
         "\"security\":\"encrypt\"",
-        "somebody without keys",
+        "a host without keys",
         "nowhere",
     ];
     let mut rest = lines.iter();

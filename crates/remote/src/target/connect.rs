@@ -439,7 +439,7 @@ impl Target {
         }
     }
 
-    /// Returns the credit of each channel of a link, once it has a channel with an index, too; 0: the channels that there are.
+    /// Returns the credit of each used channel of a link. Counts the channel with the index `own_index` as used, too; 0: counts only the channels that are in use already.
     fn share(&self, link: u16, own_index: u32) -> u16 {
         let sessions = self.sessions.values();
         let channels = sessions.flat_map(|session| &session.channels);
