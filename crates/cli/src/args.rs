@@ -759,7 +759,7 @@ impl Default for RemoteArgs {
 #[command(after_help = "\
 Examples:
   jericho serve /dev/nvme0n1 --name data --nic eth1 --client hosta:hosta.key
-  jericho serve disk.img --name data --nic eth1,eth2 --client hosta:a.key --client hostc:c.key --encrypt
+  jericho serve disk.img --name data --nic eth1,eth2 --client hosta:a.key --encrypt
   jericho serve null:1G --name empty --nic eth1 --no-auth     no I/O, to measure the network
 
 Serves in the foreground until SIGTERM or SIGINT. The other host names the device tyche://HOST/NAME. One client at a time uses it. \
