@@ -22,7 +22,7 @@ SBINDIR ?= /sbin
 # Where systemd looks for units of local software when PREFIX is /usr/local.
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
-.PHONY: help build demo test model model-mutants crash-mutants programs lab systemd fuzz conformance soak bench compare-syncs compare-failures compare-creates compare-volumes compare-removals compare-remote mount-times acceptance results traces man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs setup-remote
+.PHONY: help build demo test model model-mutants crash-mutants programs lab systemd fuzz conformance soak bench compare-syncs compare-failures compare-creates compare-volumes compare-removals compare-remote mount-times acceptance results traces man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs setup-remote setup-conformance
 
 help:
 	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked'
@@ -34,7 +34,7 @@ help:
 	@echo 'make lab       a machine with five NUMA nodes, emulated: are pages, threads and accesses where they should be? (3 minutes; ONLY=name)'
 	@echo 'make systemd   the systemd unit, run by a systemd in a container: crashes, stops, restarts (as root or with sudo; half a minute; ONLY=name)'
 	@echo 'make fuzz      damaged volumes, hostile programs, strange kernels: libFuzzer for FUZZ_SECONDS=$(FUZZ_SECONDS) each (ONLY=name)'
-	@echo 'make conformance  pjdfstest on the mount by both transports; fsx there and under jericho run: a million operations, every byte compared'
+	@echo 'make conformance  pjdfstest on the mount by both transports; fsx there and under jericho run: a million operations, every byte compared; QEMU'"'"'s block tests on jericho nbd'
 	@echo 'make soak      kills programs in their writes for SOAK_SECONDS=$(SOAK_SECONDS) while others verify; then SOAK_CASES=$(SOAK_CASES) power cuts; then every failure of a device; then 100 rounds of filling and emptying 1 GiB; then a mount of 10^7 inodes'
 	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: 10 minutes instead of 90)'
 	@echo 'make compare-syncs  durable writes, SQLite, PostgreSQL and RocksDB on a volume, on ext4 and on XFS (as root; 40 minutes; SYNCS_ARGS="--rounds 1")'
@@ -53,7 +53,7 @@ help:
 	@echo 'make uninstall what install put there'
 	@echo 'make clean     removes what was built'
 
-setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs setup-remote: setup-%:
+setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs setup-remote setup-conformance: setup-%:
 	@scripts/setup $*
 
 build:
@@ -115,10 +115,11 @@ systemd: setup-systemd man
 fuzz: setup-demo
 	@CARGO='$(CARGO)' scripts/fuzz $(abspath $(TARGET)) $(FUZZ_SECONDS) $(ONLY)
 
-conformance: setup-test
+conformance: setup-test setup-conformance
 	$(CARGO) build --release -p jericho-cli -p jericho-preload
 	JERICHO_FSX_OPERATIONS=100000 JERICHO_FSX_SEEDS=10 scripts/with-ring off $(CARGO) test --release -p jericho-cli --test commands -- fsx:: pjdfstest::
 	JERICHO_FSX_OPERATIONS=100000 JERICHO_FSX_SEEDS=10 scripts/with-ring on $(CARGO) test --release -p jericho-cli --test commands -- fsx:: pjdfstest::
+	scripts/iotests $(TARGET)/release/jericho $(TARGET)/iotests
 
 soak: setup-test
 	$(CARGO) build --release --workspace
