@@ -17,6 +17,9 @@ TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 BIN    := $(TARGET)/release/jericho
 # What `jericho run` makes programs load.
 LIB    := $(TARGET)/release/libjericho_preload.so
+# What opens packet sockets for users without CAP_NET_RAW, and the group of these users.
+HELPER := $(TARGET)/release/jericho-packet
+NET_GROUP ?= jericho-net
 # Where mount(8) and umount(8) look for the helpers of a type.
 SBINDIR ?= /sbin
 # Where systemd looks for units of local software when PREFIX is /usr/local.
@@ -49,7 +52,7 @@ help:
 	@echo 'make traces    records page accesses of real programs, and compares kinds of replacement on them (as root; 10 minutes)'
 	@echo 'make build     the release binary $(BIN) and the library that programs load, beside it'
 	@echo 'make man       manual pages and shell completions in $(TARGET)/man and $(TARGET)/completions'
-	@echo 'make install   after make man, as root: PREFIX=$(PREFIX) (DESTDIR is honoured)'
+	@echo 'make install   after make man, as root: PREFIX=$(PREFIX) (DESTDIR is honoured); NET_GROUP=$(NET_GROUP) may use devices of other hosts'
 	@echo 'make uninstall what install put there'
 	@echo 'make clean     removes what was built'
 
@@ -181,9 +184,10 @@ man: build
 
 # As root there is often no cargo: what `make man` built as an ordinary user is installed as it is.
 install:
-	@[ -x $(BIN) ] && [ -e $(LIB) ] && [ -d $(TARGET)/man ] || $(MAKE) man
+	@[ -x $(BIN) ] && [ -x $(HELPER) ] && [ -e $(LIB) ] && [ -d $(TARGET)/man ] || $(MAKE) man
 	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/jericho
 	install -D -m 644 $(LIB) $(DESTDIR)$(PREFIX)/lib/jericho/libjericho_preload.so
+	@scripts/install-packet $(HELPER) $(DESTDIR)$(PREFIX)/libexec/jericho/jericho-packet $(PREFIX)/libexec/jericho/jericho-packet $(NET_GROUP)
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 644 $(TARGET)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
 	install -D -m 644 $(TARGET)/completions/jericho.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/jericho
@@ -201,8 +205,9 @@ uninstall:
 	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions/jericho \
 	  $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_jericho \
 	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/jericho.fish \
+	  $(DESTDIR)$(PREFIX)/libexec/jericho/jericho-packet \
 	  $(DESTDIR)$(PREFIX)/lib/jericho/libjericho_preload.so $(DESTDIR)$(UNITDIR)/jericho@.service
-	-rmdir $(DESTDIR)$(PREFIX)/lib/jericho
+	-rmdir $(DESTDIR)$(PREFIX)/lib/jericho $(DESTDIR)$(PREFIX)/libexec/jericho
 
 clean:
 	$(CARGO) clean

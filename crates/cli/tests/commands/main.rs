@@ -27,6 +27,7 @@ mod one_user;
 mod ordinary_user;
 mod other_users;
 mod output;
+mod packet_helper;
 mod pjdfstest;
 mod preallocation;
 mod run;
