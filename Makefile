@@ -35,7 +35,7 @@ help:
 	@echo 'make crash-mutants  makes faults in a copy of the filesystem, and expects the test of power cuts to find them (10 minutes)'
 	@echo 'make programs  larger programs: Java and PostgreSQL (installs about 400 MB of packages; 2 minutes)'
 	@echo 'make lab       a machine with five NUMA nodes, emulated: are pages, threads and accesses where they should be? (3 minutes; ONLY=name)'
-	@echo 'make systemd   the systemd unit, run by a systemd in a container: crashes, stops, restarts (as root or with sudo; half a minute; ONLY=name)'
+	@echo 'make systemd   the systemd units, run by a systemd in a container: crashes, stops, restarts (as root or with sudo; half a minute; ONLY=name)'
 	@echo 'make fuzz      damaged volumes, hostile programs, strange kernels: libFuzzer for FUZZ_SECONDS=$(FUZZ_SECONDS) each (ONLY=name)'
 	@echo 'make conformance  pjdfstest on the mount by both transports; fsx there and under jericho run: a million operations, every byte compared'
 	@echo 'make soak      kills programs in their writes for SOAK_SECONDS=$(SOAK_SECONDS) while others verify; then SOAK_CASES=$(SOAK_CASES) power cuts; then every failure of a device; then 100 rounds of filling and emptying 1 GiB; then a mount of 10^7 inodes'
@@ -197,7 +197,8 @@ install:
 	ln -sf $(PREFIX)/bin/jericho $(DESTDIR)$(SBINDIR)/mount.fuse.jericho
 	ln -sf $(PREFIX)/bin/jericho $(DESTDIR)$(SBINDIR)/umount.fuse.jericho
 	install -d $(DESTDIR)$(UNITDIR)
-	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' packaging/jericho@.service > $(DESTDIR)$(UNITDIR)/jericho@.service
+	for unit in jericho@ jericho-serve@; do \
+	  sed 's|/usr/local/bin/|$(PREFIX)/bin/|' packaging/$$unit.service > $(DESTDIR)$(UNITDIR)/$$unit.service || exit; done
 
 uninstall:
 	rm -f $(DESTDIR)$(SBINDIR)/mount.fuse.jericho $(DESTDIR)$(SBINDIR)/umount.fuse.jericho
@@ -206,7 +207,7 @@ uninstall:
 	  $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_jericho \
 	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/jericho.fish \
 	  $(DESTDIR)$(PREFIX)/libexec/jericho/jericho-packet \
-	  $(DESTDIR)$(PREFIX)/lib/jericho/libjericho_preload.so $(DESTDIR)$(UNITDIR)/jericho@.service
+	  $(DESTDIR)$(PREFIX)/lib/jericho/libjericho_preload.so $(DESTDIR)$(UNITDIR)/jericho@.service $(DESTDIR)$(UNITDIR)/jericho-serve@.service
 	-rmdir $(DESTDIR)$(PREFIX)/lib/jericho $(DESTDIR)$(PREFIX)/libexec/jericho
 
 clean:

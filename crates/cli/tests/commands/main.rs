@@ -33,4 +33,5 @@ mod preallocation;
 mod run;
 mod serve;
 mod trim;
+mod units;
 mod wire;
