@@ -93,7 +93,7 @@ const AS_ROOT: &str = "
     exec $nobody --groups 4321 sh -euxc \"$SCRIPT\"";
 
 #[test]
-fn an_ordinary_user_of_the_group_serves_and_attaches_a_device() {
+fn an_ordinary_user_of_the_group_serves_attaches_and_mounts_a_device() {
     let helper = Command::new("fusermount3").arg("-V").output().is_ok();
     if !rustix::process::geteuid().is_root() || !helper {
         eprintln!(
@@ -109,14 +109,21 @@ fn an_ordinary_user_of_the_group_serves_and_attaches_a_device() {
     std::fs::copy(env!("CARGO_BIN_EXE_jericho"), program).expect("a copy");
     let script = "
         grep '^CapEff:.0*$' /proc/self/status
-        bin/jericho serve null:1M --nic t0 --no-auth --name data --host hostb --state state >out 2>&1 & server=$!
-        trap 'cat out; kill $server 2>&- || true' EXIT
+        truncate -s 256M disk
+        bin/jericho serve disk --nic t0 --no-auth --name data --host hostb --state state >out 2>&1 & server=$!
+        trap 'cat out .local/state/jericho/*; fusermount3 -u -z mnt 2>&- || true; kill $server 2>&- || true' EXIT
         until grep -q tyche out; do kill -0 $server; sleep 0.02; done
         bin/jericho discover --nic i0 | grep tyche://hostb/data
-        disk=$(bin/jericho attach tyche://hostb/data --nic i0 --at at)
-        head -c 1M \"$disk\" | cmp -n 1048576 - /dev/zero
+        export JERICHO_NIC=i0
+        disk=$(bin/jericho attach tyche://hostb/data --at at)
         dd if=/dev/zero of=\"$disk\" bs=4k count=16 conv=notrunc,fsync
         bin/jericho detach \"$disk\"
+        bin/jericho format tyche://hostb/data
+        mkdir mnt
+        bin/jericho mount tyche://hostb/data mnt --cache 32M
+        echo kept >mnt/file
+        bin/jericho umount mnt
+        bin/jericho run --no-preload --volume tyche://hostb/data --at mnt -- grep kept mnt/file
         kill $server; wait $server
         echo all done";
     let mut command = Command::new("unshare");
