@@ -17,6 +17,9 @@ TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 BIN    := $(TARGET)/release/jericho
 # What `jericho run` makes programs load.
 LIB    := $(TARGET)/release/libjericho_preload.so
+# What opens packet sockets for users without CAP_NET_RAW, and the group of these users.
+HELPER := $(TARGET)/release/jericho-packet
+NET_GROUP ?= jericho-net
 # Where mount(8) and umount(8) look for the helpers of a type.
 SBINDIR ?= /sbin
 # Where systemd looks for units of local software when PREFIX is /usr/local.
@@ -32,7 +35,7 @@ help:
 	@echo 'make crash-mutants  makes faults in a copy of the filesystem, and expects the test of power cuts to find them (10 minutes)'
 	@echo 'make programs  larger programs: Java and PostgreSQL (installs about 400 MB of packages; 2 minutes)'
 	@echo 'make lab       a machine with five NUMA nodes, emulated: are pages, threads and accesses where they should be? (3 minutes; ONLY=name)'
-	@echo 'make systemd   the systemd unit, run by a systemd in a container: crashes, stops, restarts (as root or with sudo; half a minute; ONLY=name)'
+	@echo 'make systemd   the systemd units, run by a systemd in a container: crashes, stops, restarts (as root or with sudo; half a minute; ONLY=name)'
 	@echo 'make fuzz      damaged volumes, hostile programs, strange kernels: libFuzzer for FUZZ_SECONDS=$(FUZZ_SECONDS) each (ONLY=name)'
 	@echo 'make conformance  pjdfstest on the mount by both transports; fsx there and under jericho run: a million operations, every byte compared; QEMU'"'"'s block tests on jericho nbd'
 	@echo 'make soak      kills programs in their writes for SOAK_SECONDS=$(SOAK_SECONDS) while others verify; then SOAK_CASES=$(SOAK_CASES) power cuts; then every failure of a device; then 100 rounds of filling and emptying 1 GiB; then a mount of 10^7 inodes'
@@ -49,7 +52,7 @@ help:
 	@echo 'make traces    records page accesses of real programs, and compares kinds of replacement on them (as root; 10 minutes)'
 	@echo 'make build     the release binary $(BIN) and the library that programs load, beside it'
 	@echo 'make man       manual pages and shell completions in $(TARGET)/man and $(TARGET)/completions'
-	@echo 'make install   after make man, as root: PREFIX=$(PREFIX) (DESTDIR is honoured)'
+	@echo 'make install   after make man, as root: PREFIX=$(PREFIX) (DESTDIR is honoured); NET_GROUP=$(NET_GROUP) may use devices of other hosts'
 	@echo 'make uninstall what install put there'
 	@echo 'make clean     removes what was built'
 
@@ -182,9 +185,10 @@ man: build
 
 # As root there is often no cargo: what `make man` built as an ordinary user is installed as it is.
 install:
-	@[ -x $(BIN) ] && [ -e $(LIB) ] && [ -d $(TARGET)/man ] || $(MAKE) man
+	@[ -x $(BIN) ] && [ -x $(HELPER) ] && [ -e $(LIB) ] && [ -d $(TARGET)/man ] || $(MAKE) man
 	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/jericho
 	install -D -m 644 $(LIB) $(DESTDIR)$(PREFIX)/lib/jericho/libjericho_preload.so
+	@scripts/install-packet $(HELPER) $(DESTDIR)$(PREFIX)/libexec/jericho/jericho-packet $(PREFIX)/libexec/jericho/jericho-packet $(NET_GROUP)
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 644 $(TARGET)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
 	install -D -m 644 $(TARGET)/completions/jericho.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/jericho
@@ -194,7 +198,8 @@ install:
 	ln -sf $(PREFIX)/bin/jericho $(DESTDIR)$(SBINDIR)/mount.fuse.jericho
 	ln -sf $(PREFIX)/bin/jericho $(DESTDIR)$(SBINDIR)/umount.fuse.jericho
 	install -d $(DESTDIR)$(UNITDIR)
-	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' packaging/jericho@.service > $(DESTDIR)$(UNITDIR)/jericho@.service
+	for unit in jericho@ jericho-serve@; do \
+	  sed 's|/usr/local/bin/|$(PREFIX)/bin/|' packaging/$$unit.service > $(DESTDIR)$(UNITDIR)/$$unit.service || exit; done
 
 uninstall:
 	rm -f $(DESTDIR)$(SBINDIR)/mount.fuse.jericho $(DESTDIR)$(SBINDIR)/umount.fuse.jericho
@@ -202,8 +207,9 @@ uninstall:
 	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions/jericho \
 	  $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_jericho \
 	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/jericho.fish \
-	  $(DESTDIR)$(PREFIX)/lib/jericho/libjericho_preload.so $(DESTDIR)$(UNITDIR)/jericho@.service
-	-rmdir $(DESTDIR)$(PREFIX)/lib/jericho
+	  $(DESTDIR)$(PREFIX)/libexec/jericho/jericho-packet \
+	  $(DESTDIR)$(PREFIX)/lib/jericho/libjericho_preload.so $(DESTDIR)$(UNITDIR)/jericho@.service $(DESTDIR)$(UNITDIR)/jericho-serve@.service
+	-rmdir $(DESTDIR)$(PREFIX)/lib/jericho $(DESTDIR)$(PREFIX)/libexec/jericho
 
 clean:
 	$(CARGO) clean

@@ -767,7 +767,9 @@ If the device's host restarts, the client sends again what it had not flushed, a
 a file of --state.
 
 Each client has a key, which `jericho key new` makes. Give the file with the key to --client here, and to --key at the client. Every frame is authenticated, and with --encrypt its contents are secret. \
-With --no-auth, everybody on these networks can read and change the device.")]
+With --no-auth, everybody on these networks can read and change the device.
+
+Raw frames need the capability CAP_NET_RAW. A user without it must be in the group of the program jericho-packet, which `make install` puts into libexec/jericho.")]
 pub struct ServeArgs {
     /// File or block device, or null:SIZE
     pub device: PathBuf,

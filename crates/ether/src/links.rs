@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jericho_format::wire::{HEADER_BYTES, MTU_MIN, PAYLOAD_BYTES_MAX};
+use jericho_packet::BorrowError;
 use jericho_remote::{Body, Entropy, Frame, Link};
 use jericho_sys::packet::{self, Frames, PacketError, PacketSocket};
 use jericho_sys::{process, service};
@@ -30,6 +31,9 @@ pub enum LinkError {
     /// A socket could not be opened.
     #[error(transparent)]
     Packet(#[from] PacketError),
+    /// This process may not open a socket, and the helper that may has opened none.
+    #[error(transparent)]
+    Borrow(#[from] BorrowError),
     /// There is no interface to use: the user has named none, and none is up with a sufficient MTU.
     #[error(
         "no Ethernet interface is up here and has an MTU of at least {MTU_MIN}: bring one up, or name one with --nic"
@@ -77,7 +81,7 @@ impl Links {
             if interfaces[..number].contains(interface) {
                 return Err(LinkError::Twice(interface.clone()));
             }
-            let socket = PacketSocket::open(interface, ethertype, RECEIVE_BYTES)?;
+            let socket = open(interface, ethertype)?;
             if socket.mtu() < MTU_MIN {
                 return Err(LinkError::Mtu {
                     interface: interface.clone(),
@@ -235,6 +239,19 @@ impl Receiver {
                 take(batch.nic, frame);
             }
         }
+    }
+}
+
+/// Opens a socket. A process without the right to do so lets the helper open it.
+fn open(interface: &str, ethertype: u16) -> Result<PacketSocket, LinkError> {
+    match PacketSocket::open(interface, ethertype, RECEIVE_BYTES) {
+        Err(PacketError::Denied(_)) => {
+            tracing::debug!(
+                "no right to open a packet socket on {interface}: asking jericho-packet"
+            );
+            Ok(jericho_packet::borrow(interface, ethertype, RECEIVE_BYTES)?)
+        }
+        opened => Ok(opened?),
     }
 }
 

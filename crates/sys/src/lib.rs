@@ -26,6 +26,7 @@ pub mod load;
 pub mod loop_device;
 pub mod memory;
 pub mod packet;
+mod packet_filter;
 pub mod poller;
 pub mod port;
 pub mod process;

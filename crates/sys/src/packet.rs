@@ -5,6 +5,8 @@ use std::io::{self, IoSlice};
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use crate::packet_filter;
+
 /// A socket that sends and receives whole Ethernet frames on one interface: those of one Ethertype, or all for a port. It does not receive
 /// the frames that this host sends out of the interface.
 #[derive(Debug)]
@@ -113,19 +115,37 @@ impl PacketSocket {
         Ok(socket)
     }
 
+    /// Opens a socket for another process, which may not open one. The socket receives frames of this Ethertype on this interface only, whatever that process does with it:
+    /// a filter that nobody can replace refuses all others. Otherwise the process could bind the socket to another Ethertype or interface. It can still send any frame.
+    pub fn open_restricted(
+        interface: &str,
+        ethertype: u16,
+        receive_bytes: usize,
+    ) -> Result<PacketSocket, PacketError> {
+        let socket = PacketSocket::unbound(interface, receive_bytes)?;
+        let restricted = packet_filter::restrict(socket.as_fd(), ethertype, socket.index);
+        restricted.map_err(PacketError::of(interface, "restrict the frames"))?;
+        let failed = PacketError::of(interface, "receive frames");
+        socket.bind(ethertype).map_err(failed)?;
+        Ok(socket)
+    }
+
+    /// Takes a socket on an interface that another process has opened. Needs no capability.
+    pub fn received(fd: OwnedFd, interface: &str) -> Result<PacketSocket, PacketError> {
+        let failed = PacketError::of(interface, "read the number");
+        let answer = request(&fd, interface, libc::SIOCGIFINDEX).map_err(failed)?;
+        // SAFETY: SIOCGIFINDEX has filled this member of the union.
+        let index = unsafe { answer.ifr_ifru.ifru_ifindex };
+        PacketSocket::described(fd, interface, index)
+    }
+
     /// Opens a socket that receives nothing before `bind`.
     pub(crate) fn unbound(
         interface: &str,
         receive_bytes: usize,
     ) -> Result<PacketSocket, PacketError> {
-        let name = || interface.to_owned();
         let failed = |action| PacketError::of(interface, action);
-        let text = CString::new(interface).map_err(|_| PacketError::Missing(name()))?;
-        // SAFETY: `text` is a string that ends in a zero.
-        let index = unsafe { libc::if_nametoindex(text.as_ptr()) };
-        if index == 0 || interface.len() >= libc::IFNAMSIZ {
-            return Err(PacketError::Missing(name()));
-        }
+        let index = index_of(interface)?;
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // Protocol 0: no frame arrives before `bind`, from whatever interface.
         // SAFETY: the call takes numbers only.
@@ -135,30 +155,7 @@ impl PacketSocket {
         }
         // SAFETY: `fd` is a descriptor that nothing else owns.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let flags =
-            request(&fd, interface, libc::SIOCGIFFLAGS).map_err(failed("read the flags"))?;
-        // SAFETY: SIOCGIFFLAGS has filled this member of the union.
-        let flags = i32::from(unsafe { flags.ifr_ifru.ifru_flags });
-        if flags & libc::IFF_UP == 0 {
-            return Err(PacketError::Down(name()));
-        }
-        let address =
-            request(&fd, interface, libc::SIOCGIFHWADDR).map_err(failed("read the address"))?;
-        // SAFETY: SIOCGIFHWADDR has filled this member of the union.
-        let address = unsafe { address.ifr_ifru.ifru_hwaddr };
-        if address.sa_family != libc::ARPHRD_ETHER {
-            return Err(PacketError::Kind(name()));
-        }
-        let mtu = request(&fd, interface, libc::SIOCGIFMTU).map_err(failed("read the MTU"))?;
-        // SAFETY: SIOCGIFMTU has filled this member of the union.
-        let mtu = unsafe { mtu.ifr_ifru.ifru_mtu };
-        let mut socket = PacketSocket {
-            fd,
-            index: index as i32,
-            mac: std::array::from_fn(|byte| address.sa_data[byte] as u8),
-            mtu: mtu.max(0) as usize,
-            receive_bytes: 0,
-        };
+        let mut socket = PacketSocket::described(fd, interface, index)?;
         socket
             .set_option(libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
             .map_err(failed("ignore outgoing frames"))?;
@@ -173,6 +170,39 @@ impl PacketSocket {
             .set_option(libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, wanted)
             .or_else(|_| socket.set_option(libc::SOL_SOCKET, libc::SO_SNDBUF, wanted))
             .map_err(failed("set the send buffer"))?;
+        socket.receive_bytes = socket
+            .receive_buffer()
+            .map_err(failed("read the size of the receive buffer"))?;
+        Ok(socket)
+    }
+
+    /// Asks the kernel what must be known of a socket and its interface. Fails if the interface cannot be used.
+    fn described(fd: OwnedFd, interface: &str, index: i32) -> Result<PacketSocket, PacketError> {
+        let failed = |action| PacketError::of(interface, action);
+        let flags =
+            request(&fd, interface, libc::SIOCGIFFLAGS).map_err(failed("read the flags"))?;
+        // SAFETY: SIOCGIFFLAGS has filled this member of the union.
+        let flags = i32::from(unsafe { flags.ifr_ifru.ifru_flags });
+        if flags & libc::IFF_UP == 0 {
+            return Err(PacketError::Down(interface.to_owned()));
+        }
+        let address =
+            request(&fd, interface, libc::SIOCGIFHWADDR).map_err(failed("read the address"))?;
+        // SAFETY: SIOCGIFHWADDR has filled this member of the union.
+        let address = unsafe { address.ifr_ifru.ifru_hwaddr };
+        if address.sa_family != libc::ARPHRD_ETHER {
+            return Err(PacketError::Kind(interface.to_owned()));
+        }
+        let mtu = request(&fd, interface, libc::SIOCGIFMTU).map_err(failed("read the MTU"))?;
+        // SAFETY: SIOCGIFMTU has filled this member of the union.
+        let mtu = unsafe { mtu.ifr_ifru.ifru_mtu };
+        let mut socket = PacketSocket {
+            fd,
+            index,
+            mac: std::array::from_fn(|byte| address.sa_data[byte] as u8),
+            mtu: mtu.max(0) as usize,
+            receive_bytes: 0,
+        };
         socket.receive_bytes = socket
             .receive_buffer()
             .map_err(failed("read the size of the receive buffer"))?;
@@ -385,6 +415,18 @@ pub fn interfaces() -> io::Result<Vec<(String, usize)>> {
 
 /// Socket option of SOL_PACKET (linux/if_packet.h), which the crate `libc` lacks for some targets.
 const PACKET_IGNORE_OUTGOING: i32 = 23;
+
+/// Returns the number of an interface.
+fn index_of(interface: &str) -> Result<i32, PacketError> {
+    let missing = || PacketError::Missing(interface.to_owned());
+    let text = CString::new(interface).map_err(|_| missing())?;
+    // SAFETY: `text` is a string that ends in a zero.
+    let index = unsafe { libc::if_nametoindex(text.as_ptr()) };
+    if index == 0 || interface.len() >= libc::IFNAMSIZ {
+        return Err(missing());
+    }
+    Ok(index as i32)
+}
 
 /// Asks the kernel about an interface (netdevice(7)).
 fn request(fd: &OwnedFd, interface: &str, what: libc::Ioctl) -> io::Result<libc::ifreq> {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::Mode;
 use rustix::process::{Pid, PidfdFlags};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 /// A reference to a process that stays valid when its id is used again.
 #[derive(Debug)]
@@ -245,6 +246,17 @@ pub fn become_session_leader() -> io::Result<()> {
 /// Sets the mode bits that new files of this process do not get. Returns the old ones.
 pub fn set_umask(mask: u32) -> u32 {
     rustix::process::umask(Mode::from_raw_mode(mask & 0o777)).as_raw_mode()
+}
+
+/// Gives up all capabilities of this thread. It gets none back, unless it executes a program that has some.
+pub fn drop_capabilities() -> io::Result<()> {
+    let none = CapabilitySet::empty();
+    let sets = CapabilitySets {
+        effective: none,
+        permitted: none,
+        inheritable: none,
+    };
+    Ok(set_capabilities(None, sets)?)
 }
 
 /// Says that the calling thread, and threads that it starts later, carry out I/O of block devices: PR_SET_IO_FLUSHER. If the kernel

@@ -26,10 +26,11 @@ fn with_synced_file(name: &str) -> (Service, PathBuf) {
 
 #[test]
 #[ignore = "for the container of make systemd"]
-fn systemd_finds_nothing_wrong_with_the_unit() {
+fn systemd_finds_nothing_wrong_with_the_units() {
     // The command prints its findings, and succeeds in spite of some of them.
     let output = Command::new("systemd-analyze")
-        .args(["verify", "--man=no", "jericho@srv-data.service"])
+        .args(["verify", "--man=no"])
+        .args(["jericho@srv-data.service", "jericho-serve@data.service"])
         .output()
         .expect("systemd-analyze is installed");
     let said = [output.stdout, output.stderr].concat();
