@@ -31,6 +31,8 @@ pub(crate) mod leader;
 mod put_back;
 mod seal;
 
+pub(crate) use put_back::PutShardsBack;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

@@ -76,6 +76,13 @@ impl Discards {
         self.devices.append([AtomicBool::new(is_on)]);
     }
 
+    /// Notes whether a device that was missing supports discards.
+    pub fn put_back(&self, index: usize, device: &dyn Device) {
+        if let Some(is_on) = self.devices.get(index) {
+            is_on.store(is_useful(device, self.keeps_space), Ordering::Release);
+        }
+    }
+
     /// Returns whether any device supports discards.
     pub fn is_on(&self) -> bool {
         self.devices.iter().any(|on| on.load(Ordering::Acquire))

@@ -44,8 +44,10 @@ pub struct Fs {
     discarder: Mutex<Option<JoinHandle<()>>>,
     /// Held by a thread that takes more space into use. True: the filesystem is being closed, and takes none.
     pub(crate) extending: Mutex<bool>,
+    /// Held while slices of missing devices come back. Taken before `extending`.
+    pub(crate) returning: Mutex<()>,
     scrubber: Mutex<Option<JoinHandle<()>>>,
-    orphans: Mutex<Option<JoinHandle<()>>>,
+    orphans: Mutex<Vec<JoinHandle<()>>>,
     /// Ends the thread that removes orphans. Those that it has not reached stay orphans until the next mount.
     pub(crate) leaves_orphans: Arc<AtomicBool>,
 }
@@ -104,6 +106,7 @@ impl Fs {
             checkpointers: Mutex::default(),
             discarder: Mutex::default(),
             extending: Mutex::default(),
+            returning: Mutex::default(),
             scrubber: Mutex::default(),
             orphans: Mutex::default(),
             leaves_orphans: Arc::default(),
@@ -180,8 +183,21 @@ impl Fs {
         }
         let (core, must_end) = (self.core.clone(), self.leaves_orphans.clone());
         let run = move || orphans::remove_all(&core, &later, &must_end);
-        *self.orphans.lock() =
-            Some(jericho_sys::service::spawn("orphans", run).map_err(no_thread)?);
+        let thread = jericho_sys::service::spawn("orphans", run).map_err(no_thread)?;
+        self.orphans.lock().push(thread);
+        Ok(())
+    }
+
+    /// Removes the files without a name of slices that have come back, in the background. The caller holds `extending`, and the filesystem is not being
+    /// closed.
+    pub(crate) fn remove_returned(&self, found: Vec<Ino>) -> Result<()> {
+        if found.is_empty() {
+            return Ok(());
+        }
+        let (core, must_end) = (self.core.clone(), self.leaves_orphans.clone());
+        let run = move || orphans::remove_returned(&core, found, &must_end);
+        let thread = jericho_sys::service::spawn("orphans", run).map_err(no_thread)?;
+        self.orphans.lock().push(thread);
         Ok(())
     }
 

@@ -39,7 +39,7 @@ pub use fs::Fs;
 pub use inode::File;
 pub use interruption::{Interruption, with_interruption};
 pub use names::privileges::CAPABILITY;
-pub use put_back::PutBackError;
+pub use put_back::{PutBackError, ReturnedDevice};
 pub use scrub::ScrubStatus;
 pub use take::{CacheError, TakeError};
 pub use types::{Done, FsOptions};

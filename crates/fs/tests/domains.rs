@@ -13,7 +13,7 @@ use jericho_fs::check::data::check_data;
 use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::format::format_devices;
 use jericho_fs::types::{Ino, Kind, ROOT};
-use jericho_fs::{Error, File, Fs, FsOptions, Result};
+use jericho_fs::{Error, File, Fs, FsOptions, PutBackError, Result};
 use jericho_sim::{DeviceSet, FaultPlan, Operation, SimDevice};
 use jericho_storage::{Cause, Device, IoError, Layer};
 use jericho_volume::{FormatOptions, OpenMode, Volume};
@@ -395,8 +395,8 @@ fn a_missing_device_that_comes_back_to_a_mounted_volume_has_all_that_it_had() {
         let x = mounted.dir("x");
         mounted.synced(x, "while", 4).unwrap();
         let device: Arc<dyn Device> = Arc::new(Remote(crashed.devices()[1].clone()));
-        assert_eq!(mounted.fs.put_back(1, &device).unwrap(), [1]);
-        mounted.fs.put_back(1, &device).unwrap_err();
+        assert_eq!(mounted.fs.put_back(&[(1, device.clone())]).unwrap(), [1]);
+        mounted.fs.put_back(&[(1, device.clone())]).unwrap_err();
         let y = mounted.dir("y");
         for (name, seed) in [("old", 1), ("moved", 0), ("logged", 9)] {
             assert_eq!(
@@ -446,7 +446,7 @@ fn a_power_cut_while_a_missing_device_comes_back_leaves_all_that_was_synced() {
         let mut plan = FaultPlan::fail_nth(None, nth, EIO);
         plan.faults[0].is_lasting = true;
         set.devices()[1].set_plan(plan);
-        let is_over = mounted.fs.put_back(1, &device).is_ok();
+        let is_over = mounted.fs.put_back(&[(1, device.clone())]).is_ok();
         // The other slice goes on in any case.
         let x = mounted.dir("x");
         mounted.synced(x, "beside", 7).unwrap();
@@ -482,7 +482,7 @@ fn a_slice_whose_operation_another_one_waits_for_comes_back_with_the_next_mount(
     drop(mounted);
     let mounted = try_mount(crashed.with_missing(&[1])).unwrap();
     let device: Arc<dyn Device> = Arc::new(Remote(crashed.devices()[1].clone()));
-    let why = mounted.fs.put_back(1, &device).unwrap_err();
+    let why = mounted.fs.put_back(&[(1, device.clone())]).unwrap_err();
     assert!(why.to_string().contains("next mount"), "{why}");
     fails_with(ENODEV, mounted.fs.lookup(ROOT, b"y"));
     drop((mounted, device));
@@ -492,6 +492,150 @@ fn a_slice_whose_operation_another_one_waits_for_comes_back_with_the_next_mount(
     mounted.fs.close().unwrap();
     drop(mounted);
     assert_sound(&crashed);
+}
+
+#[test]
+fn a_device_that_fails_once_while_it_comes_back_comes_back_later() {
+    let crashed = crashed_after_a_linked_operation(false);
+    let mut later = 0;
+    for nth in 1.. {
+        let set = crashed.crash(3);
+        let mounted = try_mount(set.with_missing(&[1])).unwrap();
+        let device: Arc<dyn Device> = Arc::new(Remote(set.devices()[1].clone()));
+        set.devices()[1].set_plan(FaultPlan::fail_nth(Some(Operation::Read), nth, EIO));
+        let first = mounted.fs.put_back(&[(1, device.clone())]);
+        set.devices()[1].set_plan(FaultPlan::default());
+        match first {
+            Err(PutBackError::Failed(_)) => {
+                later += 1;
+                assert_eq!(mounted.fs.put_back(&[(1, device)]).unwrap(), [1]);
+            }
+            // The images of logged pages were in memory in part.
+            Err(PutBackError::NeedsMount(_)) => continue,
+            Err(why) => panic!("{why}"),
+            Ok(_) => {}
+        }
+        let is_over = first.is_ok();
+        let y = mounted.dir("y");
+        for (name, seed) in [("old", 1), ("moved", 0), ("logged", 9)] {
+            let contents = mounted.contents(y, name).unwrap();
+            assert_eq!(contents, pattern(seed, BYTES), "{name}");
+        }
+        mounted.synced(y, "after", 5).unwrap();
+        mounted.fs.close().unwrap();
+        drop(mounted);
+        assert_sound(&set);
+        if is_over {
+            break;
+        }
+    }
+    assert!(later > 2, "{later} failures were early");
+}
+
+#[test]
+fn two_missing_devices_with_one_last_operation_come_back_together() {
+    for checksums in [false, true] {
+        let set = filled_three(checksums);
+        let mounted = try_mount(set.as_devices()).unwrap();
+        let (y, z) = (mounted.dir("y"), mounted.dir("z"));
+        mounted.fs.rename(y, b"old", z, b"moved", 0).unwrap();
+        mounted.fs.commit().unwrap();
+        let crashed = set.crash(1);
+        drop(mounted);
+        let mounted = try_mount(crashed.with_missing(&[1, 2])).unwrap();
+        let came = [1, 2].map(|index| {
+            let device: Arc<dyn Device> = Arc::new(Remote(crashed.devices()[index].clone()));
+            (index, device)
+        });
+        for one in &came {
+            let why = mounted.fs.put_back(std::slice::from_ref(one)).unwrap_err();
+            assert!(matches!(why, PutBackError::Waits(_)), "{why}");
+        }
+        assert_eq!(mounted.fs.put_back(&came).unwrap(), [1, 2]);
+        let (y, z) = (mounted.dir("y"), mounted.dir("z"));
+        fails_with(2, mounted.fs.lookup(y, b"old"));
+        assert_eq!(mounted.contents(z, "moved").unwrap(), pattern(1, BYTES));
+        mounted.synced(y, "after", 5).unwrap();
+        mounted.fs.close().unwrap();
+        drop(mounted);
+        assert_sound(&crashed);
+    }
+}
+
+/// A device whose flushes wait while it is silent.
+struct Silent(Arc<dyn Device>, Arc<AtomicBool>);
+
+impl Device for Silent {
+    fn name(&self) -> Arc<str> {
+        self.0.name()
+    }
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+    fn is_silent(&self) -> bool {
+        self.1.load(Ordering::Acquire)
+    }
+    fn home_node(&self) -> Option<u32> {
+        self.0.home_node()
+    }
+    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> std::result::Result<(), IoError> {
+        self.0.read_at(offset_bytes, buf)
+    }
+    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> std::result::Result<(), IoError> {
+        self.0.write_at(offset_bytes, buf)
+    }
+    fn flush(&self) -> std::result::Result<(), IoError> {
+        while self.1.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.0.flush()
+    }
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> std::result::Result<(), IoError> {
+        self.0.discard(offset_bytes, length_bytes)
+    }
+    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+}
+
+#[test]
+fn a_slice_is_not_kept_waiting_while_another_comes_back_and_a_third_is_silent() {
+    let set = filled_three(false);
+    let is_silent = Arc::new(AtomicBool::new(false));
+    let mut devices = set.with_missing(&[1]);
+    devices[2] = Arc::new(Silent(devices[2].clone(), is_silent.clone()));
+    let mounted = try_mount(devices).unwrap();
+    let (x, z) = (mounted.dir("x"), mounted.dir("z"));
+    let stuck = mounted.create(z, "stuck").unwrap();
+    mounted.fsync(&stuck).unwrap();
+    mounted.write(&stuck, &pattern(3, BYTES)).unwrap();
+    std::thread::scope(|scope| {
+        is_silent.store(true, Ordering::Release);
+        let syncs = scope.spawn(|| mounted.fsync(&stuck));
+        std::thread::sleep(Duration::from_millis(200));
+        let device: Arc<dyn Device> = Arc::new(Remote(set.devices()[1].clone()));
+        let returns = scope.spawn(|| mounted.fs.put_back(&[(1, device)]));
+        let begun = Instant::now();
+        let mut rounds = 0;
+        while begun.elapsed() < Duration::from_secs(3) {
+            mounted.synced(x, &format!("beside{rounds}"), 7).unwrap();
+            std::thread::sleep(Duration::from_millis(50));
+            rounds += 1;
+        }
+        let has_waited = !syncs.is_finished();
+        is_silent.store(false, Ordering::Release);
+        assert!(has_waited, "the sync needs the silent device");
+        syncs.join().unwrap().unwrap();
+        assert_eq!(returns.join().unwrap().unwrap(), [1]);
+    });
+    let y = mounted.dir("y");
+    assert_eq!(mounted.contents(y, "old").unwrap(), pattern(1, BYTES));
+    mounted.fs.close().unwrap();
+    drop(mounted);
+    assert_sound(&set);
 }
 
 #[test]

@@ -216,11 +216,22 @@ impl Superblocks {
         Ok(())
     }
 
-    /// Writes further changes to a device that was added, too. The superblock names it durably.
     /// Writes the superblock also to a device that was missing, from the next update on. The caller has checked that they agree.
-    pub fn put_back(&self, index: usize, device: &Arc<dyn Device>) {
+    pub fn put_back(&self, index: usize, device: &Arc<dyn Device>) -> Result<(), IoError> {
+        let copies = read_copies(&**device)?;
+        let sequences = copies.iter().flatten().map(|copy| copy.head.sequence.get());
         let mut state = self.state.lock();
+        // The next update must be newer than each copy there.
+        state.sequence = sequences.fold(state.sequence, u64::max);
         state.devices[index] = device.clone();
+        state.counting[index] = None;
+        Ok(())
+    }
+
+    /// Undoes `put_back`. `missing` stands for the device.
+    pub fn take_away(&self, index: usize, missing: &Arc<dyn Device>) {
+        let mut state = self.state.lock();
+        state.devices[index] = missing.clone();
         state.counting[index] = None;
     }
 
@@ -247,6 +258,7 @@ impl Superblocks {
         Ok(merged.is_ok_and(|merged| has_same_parts(&merged, &current)))
     }
 
+    /// Writes further changes to a device that was added, too. The superblock names it durably.
     pub(crate) fn join(&self, device: Arc<dyn Device>) {
         let mut state = self.state.lock();
         state.devices.push(device);

@@ -1,35 +1,71 @@
 //! Lets shards whose missing device has come back take changes, while no thread seals or commits a batch.
 
-use jericho_metadata::shard::ShardSet;
+use std::time::{Duration, Instant};
+
+use jericho_metadata::shard::{ShardId, ShardSet};
+use parking_lot::{MutexGuard, RwLockWriteGuard};
 
 use super::{Batch, Cut};
 use crate::core::Core;
 
+/// Longest time that a thread waits for all locks. Other threads wait meanwhile for the locks that it has.
+const LOCK_WAIT: Duration = Duration::from_millis(100);
+
+/// What `Core::put_shards_back` has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutShardsBack {
+    /// The shards take changes.
+    Done,
+    /// Nothing: a thread keeps a lock, because a device is slow or silent. Try again later.
+    NotNow,
+    /// Nothing: a shard has changes, or `put_back` has refused.
+    Refused,
+}
+
+/// The locks of all shards.
+struct AllLocks<'a> {
+    cuts: Vec<(ShardId, MutexGuard<'a, Cut>)>,
+    _gates: Vec<RwLockWriteGuard<'a, ()>>,
+}
+
 impl Core {
-    /// Calls `put_back`, which gives these shards their stores, and then lets them take changes. Meanwhile no operation holds a gate and no thread
-    /// seals or commits a batch, so each of these sees the shards either without their stores or with them. Returns false, and does nothing, if a shard has
-    /// changes: it must have none while its store is missing.
-    pub fn put_shards_back(&self, set: ShardSet, put_back: impl FnOnce()) -> bool {
-        let all = || self.shards.map().all();
-        // In the order of a thread that commits all shards as one group.
-        let cuts: Vec<_> = (all().iter())
-            .map(|id| (id, self.shards.get(id).commits.cut.lock()))
-            .collect();
-        let _gates: Vec<_> = (all().iter())
-            .map(|id| self.shards.get(id).commits.gate.write())
-            .collect();
-        let has_changes = |(id, cut): &(_, parking_lot::MutexGuard<'_, Cut>)| {
+    /// Calls `put_back`, which gives these shards their stores and returns whether it has done so. Then lets the shards take changes and opens the space of
+    /// their slices. Meanwhile no operation holds a gate and no thread seals or commits a batch, so each of these sees the shards either without their stores
+    /// or with them. Does nothing if a shard has changes: it must have none while its store is missing.
+    ///
+    /// A committer keeps its cut during transfers to its device. So this call gives up after a short time, and has no lock then.
+    pub fn put_shards_back(&self, set: ShardSet, put_back: impl FnOnce() -> bool) -> PutShardsBack {
+        let Some(locks) = self.lock_all(Instant::now() + LOCK_WAIT) else {
+            return PutShardsBack::NotNow;
+        };
+        let has_changes = |(id, cut): &(ShardId, MutexGuard<'_, Cut>)| {
             let batch = self.shards.get(*id).commits.batch.lock();
             set.contains(*id) && !(is_empty(&batch) && cut.changes.is_empty())
         };
-        if cuts.iter().any(has_changes) {
-            return false;
+        if locks.cuts.iter().any(has_changes) || !put_back() {
+            return PutShardsBack::Refused;
         }
-        put_back();
-        self.shards
-            .of_set(set)
-            .for_each(|shard| shard.commits.put_back());
-        true
+        (self.shards.of_set(set)).for_each(|shard| shard.commits.put_back());
+        let slices = 0..self.slice_count();
+        slices
+            .filter(|slice| set.contains(self.shards.map().of_slice(*slice)))
+            .for_each(|slice| self.allocator.put_back(slice));
+        // A thread that needs no lock may have found a failure before the space was open, and closed nothing.
+        self.close_failed_slices();
+        PutShardsBack::Done
+    }
+
+    /// Locks all shards in the order of a thread that commits them as one group. Returns `None`, with no lock, if that takes too long.
+    fn lock_all(&self, until: Instant) -> Option<AllLocks<'_>> {
+        let all = self.shards.map().all();
+        let cut = |id| Some((id, self.shards.get(id).commits.cut.try_lock_until(until)?));
+        let cuts = all.iter().map(cut).collect::<Option<_>>()?;
+        let gate = |id| self.shards.get(id).commits.gate.try_write_until(until);
+        let gates = all.iter().map(gate).collect::<Option<_>>()?;
+        Some(AllLocks {
+            cuts,
+            _gates: gates,
+        })
     }
 }
 

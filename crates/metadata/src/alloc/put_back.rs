@@ -32,7 +32,7 @@ impl Allocator {
         self.supply(place, Some(slice));
     }
 
-    /// Has blocks of a slice allocated from now on.
+    /// Has blocks of a slice allocated from now on. No commit may free blocks meanwhile: they would be counted twice.
     pub fn put_back(&self, slice: SliceId) {
         let _alone = self.growing.lock();
         let space: &Space = self.space(slice);
