@@ -236,8 +236,12 @@ fn a_handshake_that_was_held_up_does_not_end_the_channel_that_it_would_replace()
     let quiet = work_time(&mut world, host);
     world.arrive(&held);
     world.run_for(Duration::from_millis(1));
+    let handshakes = sent_of(&world, frame_kind::HANDSHAKE).len();
     let after = work_time(&mut world, host);
     assert!(after < quiet * 3 / 2, "{after:?} and {quiet:?}");
+    world.run_for(Duration::from_secs(2));
+    // The target knows the channel.
+    assert_eq!(sent_of(&world, frame_kind::HANDSHAKE).len(), handshakes);
 }
 
 /// Copies of frames are no answers.
@@ -407,6 +411,8 @@ fn answers_of_a_stranger_end_nothing() {
     let unknown = refusal(reason::UNKNOWN_INDEX, target_index);
     for _ in 0..100 {
         world.arrive(&forged(&offer, frame_kind::REFUSED, 0, &unknown));
+        let channels = world.hosts[host].initiator.channels();
+        assert!(channels[0].is_some_and(|channel| channel.is_up));
         ok(&mut world, host, Action::Read, 0, 3);
     }
     assert!(sent_of(&world, frame_kind::HANDSHAKE).len() <= handshakes + 1);
