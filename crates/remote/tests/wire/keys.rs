@@ -234,9 +234,9 @@ fn a_handshake_that_was_held_up_does_not_end_the_channel_that_it_would_replace()
     assert_eq!(world.result(host, read), Ok(()));
     world.catch = None;
     let quiet = work_time(&mut world, host);
+    let handshakes = sent_of(&world, frame_kind::HANDSHAKE).len();
     world.arrive(&held);
     world.run_for(Duration::from_millis(1));
-    let handshakes = sent_of(&world, frame_kind::HANDSHAKE).len();
     let after = work_time(&mut world, host);
     assert!(after < quiet * 3 / 2, "{after:?} and {quiet:?}");
     world.run_for(Duration::from_secs(2));
