@@ -3,8 +3,8 @@
 mod page;
 
 use jericho_format::wire::{
-    Accept, CHANNELS_MAX, CompletionRecord, FrameHeader, HEADER_BYTES, Handshake, Hello, Offer,
-    PAYLOAD_BYTES_MAX, POOL_PAGES_MAX, Refused, RequestRecord, SLOTS_MAX, frame_kind,
+    Accept, CHANNELS_MAX, CompletionRecord, FrameHeader, HEADER_BYTES, Handshake, Hello, LANES_MAX,
+    Offer, PAYLOAD_BYTES_MAX, POOL_PAGES_MAX, Refused, RequestRecord, SLOTS_MAX, frame_kind,
     payload_max_of, reason,
 };
 use page::{documented, table};
@@ -95,8 +95,9 @@ fn the_page_has_the_numbers_of_the_code() {
     let limits = table(PAGE, "Limits");
     let limit = |row: usize| limits[row][1].replace(',', "");
     assert_eq!(limit(2), format!("1 to {SLOTS_MAX}"));
-    assert!(limit(3).starts_with(&format!("{CHANNELS_MAX}. ")));
-    assert_eq!(limit(4), format!("256 to {POOL_PAGES_MAX}"));
+    assert_eq!(limit(3), LANES_MAX.to_string());
+    assert!(limit(4).starts_with(&format!("{CHANNELS_MAX}. ")));
+    assert_eq!(limit(5), format!("256 to {POOL_PAGES_MAX}"));
     let frame = format!(
         "A frame has a header of {HEADER_BYTES} bytes, then a payload of at most {PAYLOAD_BYTES_MAX} bytes"
     );
