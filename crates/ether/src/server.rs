@@ -304,7 +304,11 @@ impl Serving {
             has_more = self.receive();
             let now = self.links.now();
             self.target.poll(now);
-            self.perform();
+            while self.perform() {
+                // Operations that ended meanwhile have completions to send.
+                let now = self.links.now();
+                self.target.poll(now);
+            }
         }
     }
 
@@ -339,8 +343,9 @@ impl Serving {
         self.target.ended(ended.work, ended.result);
     }
 
-    /// Performs the outputs of the protocol.
-    fn perform(&mut self) {
+    /// Performs the outputs of the protocol. Returns whether operations have ended meanwhile.
+    fn perform(&mut self) -> bool {
+        let mut has_ended = false;
         while let Some(output) = self.target.next_output() {
             match output {
                 TargetOutput::Send(frame) => self.links.queue(frame),
@@ -378,11 +383,12 @@ impl Serving {
                     self.send_queued();
                     self.pools.remove(&session);
                 }
-                TargetOutput::Execute(work) => self.execute(work),
+                TargetOutput::Execute(work) => has_ended |= self.execute(work),
                 TargetOutput::RecordOwner { export, owner } => self.record_owner(export, owner),
             }
         }
         self.send_queued();
+        has_ended
     }
 
     fn send_queued(&mut self) {
@@ -391,7 +397,8 @@ impl Serving {
         self.links.send_queued(pool_of);
     }
 
-    fn execute(&mut self, work: Work) {
+    /// Begins an operation. Returns whether it has ended already.
+    fn execute(&mut self, work: Work) -> bool {
         let mut data = AlignedBuffer::new(0);
         if let Work::Request {
             session,
@@ -409,9 +416,11 @@ impl Serving {
                     .copy_from_slice(&pool.as_slice()[run.bytes()]);
             }
         }
-        if let Some(ended) = self.workers.submit(Job { work, data }) {
-            self.ended(ended);
-        }
+        let Some(ended) = self.workers.submit(Job { work, data }) else {
+            return false;
+        };
+        self.ended(ended);
+        true
     }
 
     /// Records the owner, on a thread of its own: the target answers meanwhile.

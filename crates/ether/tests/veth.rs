@@ -365,6 +365,36 @@ fn interfaces_are_used_by_one_target_and_named_once() {
     }
 }
 
+/// A device without I/O is served without a hand-over, so it is not slower than a file. Its completions must not wait for a timer.
+#[test]
+fn a_device_without_io_answers_at_once() {
+    if !inside("a_device_without_io_answers_at_once") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let time = |device: Arc<dyn Device>, state| {
+        let _server = serve(device, state);
+        let device = attach();
+        let start = Instant::now();
+        for at in 0..500 {
+            let at = at * PAGE as u64;
+            device.read_at(at, &mut [0; PAGE]).expect("a read");
+        }
+        start.elapsed()
+    };
+    let rounds = (0..3).map(|_| {
+        let with_io = time(file(dir.path(), 64 << 20), Some(dir.path()));
+        let without = time(null_device(64 << 20), None);
+        (
+            without.as_secs_f64() / with_io.as_secs_f64(),
+            without,
+            with_io,
+        )
+    });
+    let rounds: Vec<_> = rounds.collect();
+    assert!(rounds.iter().any(|round| round.0 < 1.5), "{rounds:?}");
+}
+
 #[test]
 fn a_read_only_export_refuses_changes() {
     if !inside("a_read_only_export_refuses_changes") {
