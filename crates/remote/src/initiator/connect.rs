@@ -153,7 +153,8 @@ impl Initiator {
         let Dial::Asking(asking) = self.links[at].dial else {
             return;
         };
-        if header.index.get() != asking.index || header.source != asking.offered.peer {
+        // `asked_link` has compared the index.
+        if header.source != asking.offered.peer {
             return;
         }
         let Some((accept, seals)) = self.read_accept(at, &asking, payload) else {
