@@ -326,36 +326,12 @@ fn after_a_crash_a_slice_waits_for_the_missing_one_that_its_last_operation_chang
 /// A device that performs its transfers by itself, as one of another host does.
 struct Remote(Arc<dyn Device>);
 
-impl Device for Remote {
-    fn name(&self) -> Arc<str> {
-        self.0.name()
-    }
-    fn size_bytes(&self) -> u64 {
-        self.0.size_bytes()
-    }
-    fn home_node(&self) -> Option<u32> {
-        self.0.home_node()
-    }
-    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> std::result::Result<(), IoError> {
-        self.0.read_at(offset_bytes, buf)
-    }
-    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> std::result::Result<(), IoError> {
-        self.0.write_at(offset_bytes, buf)
-    }
-    fn flush(&self) -> std::result::Result<(), IoError> {
-        self.0.flush()
-    }
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> std::result::Result<(), IoError> {
-        self.0.discard(offset_bytes, length_bytes)
-    }
-    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        None
+impl Layer for Remote {
+    fn below(&self) -> &dyn Device {
+        &*self.0
     }
     fn asynchronous(&self) -> Option<&dyn jericho_storage::Asynchronous> {
         Some(self)
-    }
-    fn describe(&self) -> String {
-        self.0.describe()
     }
 }
 
@@ -565,39 +541,18 @@ fn two_missing_devices_with_one_last_operation_come_back_together() {
 /// A device whose flushes wait while it is silent.
 struct Silent(Arc<dyn Device>, Arc<AtomicBool>);
 
-impl Device for Silent {
-    fn name(&self) -> Arc<str> {
-        self.0.name()
-    }
-    fn size_bytes(&self) -> u64 {
-        self.0.size_bytes()
+impl Layer for Silent {
+    fn below(&self) -> &dyn Device {
+        &*self.0
     }
     fn is_silent(&self) -> bool {
         self.1.load(Ordering::Acquire)
     }
-    fn home_node(&self) -> Option<u32> {
-        self.0.home_node()
-    }
-    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> std::result::Result<(), IoError> {
-        self.0.read_at(offset_bytes, buf)
-    }
-    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> std::result::Result<(), IoError> {
-        self.0.write_at(offset_bytes, buf)
-    }
     fn flush(&self) -> std::result::Result<(), IoError> {
-        while self.1.load(Ordering::Acquire) {
+        while Layer::is_silent(self) {
             std::thread::sleep(Duration::from_millis(5));
         }
         self.0.flush()
-    }
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> std::result::Result<(), IoError> {
-        self.0.discard(offset_bytes, length_bytes)
-    }
-    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        None
-    }
-    fn describe(&self) -> String {
-        self.0.describe()
     }
 }
 

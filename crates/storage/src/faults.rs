@@ -37,7 +37,7 @@ use std::time::Duration;
 
 use jericho_sys::errno;
 
-use crate::{Cause, Device, Extent, IoError};
+use crate::{Cause, Device, IoError, Layer};
 
 /// The environment variable with the path of the orders.
 const VARIABLE: &str = "JERICHO_FAULTS";
@@ -259,8 +259,10 @@ impl Faulty {
     }
 }
 
-impl Device for Faulty {
-    crate::wrapped::facts_of_the_wrapped_device!();
+impl Layer for Faulty {
+    fn below(&self) -> &dyn Device {
+        &*self.device
+    }
 
     fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
         self.follow_at("read", offset_bytes, buf.len() as u64)?;
@@ -292,10 +294,6 @@ impl Device for Faulty {
         self.device.discard(offset_bytes, length_bytes)
     }
 
-    fn extent_at(&self, offset_bytes: u64, length_bytes: u64) -> Result<Extent, IoError> {
-        self.device.extent_at(offset_bytes, length_bytes)
-    }
-
     fn provision(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
         self.follow_at("write", offset_bytes, length_bytes)?;
         self.device.provision(offset_bytes, length_bytes)
@@ -305,11 +303,6 @@ impl Device for Faulty {
         self.follow_at("write", offset_bytes, length_bytes)?;
         self.follow_flush(offset_bytes, length_bytes)?;
         self.device.write_zeros(offset_bytes, length_bytes)
-    }
-
-    /// Has none, because transfers of io_uring would not follow the orders.
-    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        None
     }
 
     fn describe(&self) -> String {

@@ -1,9 +1,9 @@
-//! Devices in front of other devices: views that count, and the devices of tests that fail.
+//! Devices in front of other devices: views that count, the place of a missing device, and the devices of tests that fail.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use crate::{Device, DiscardEffect, Extent, IoError};
+use crate::{Asynchronous, Device, DiscardEffect, Extent, IoError, write_zeros_in_parts};
 
 /// A device in front of another one. An operation that it does not define passes to the device below. A durable write and a write of
 /// zeros are writes and a flush of the layer itself, so that a layer that defines these two sees all of them.
@@ -43,13 +43,45 @@ pub trait Layer: Send + Sync {
     fn discard_effect(&self) -> DiscardEffect {
         self.below().discard_effect()
     }
+    /// See `Device::extent_at`.
+    fn extent_at(&self, offset_bytes: u64, length_bytes: u64) -> Result<Extent, IoError> {
+        self.below().extent_at(offset_bytes, length_bytes)
+    }
+    /// See `Device::provision`.
+    fn provision(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
+        self.below().provision(offset_bytes, length_bytes)
+    }
+    /// See `Device::write_zeros`.
+    fn write_zeros(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
+        write_zeros_in_parts(self, offset_bytes, length_bytes)
+    }
+    /// See `Device::put_back`.
+    fn put_back(&self, device: Arc<dyn Device>) -> bool {
+        self.below().put_back(device)
+    }
+    /// See `Device::may_fall_silent`.
+    fn may_fall_silent(&self) -> bool {
+        self.below().may_fall_silent()
+    }
+    /// See `Device::is_silent`.
+    fn is_silent(&self) -> bool {
+        self.below().is_silent()
+    }
+    /// See `Device::asynchronous`. `None` by default, because these transfers would pass the layer by.
+    fn asynchronous(&self) -> Option<&dyn Asynchronous> {
+        None
+    }
+    /// See `Device::describe`.
+    fn describe(&self) -> String {
+        self.below().describe()
+    }
     /// See `Device::queue_fd`. `None` by default, because transfers of io_uring would pass the layer by.
     fn queue_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }
 
-impl<L: Layer> Device for L {
+impl<L: Layer + ?Sized> Device for L {
     fn name(&self) -> Arc<str> {
         self.below().name()
     }
@@ -87,13 +119,25 @@ impl<L: Layer> Device for L {
         self.below().discard_makes_zeros()
     }
     fn extent_at(&self, offset_bytes: u64, length_bytes: u64) -> Result<Extent, IoError> {
-        self.below().extent_at(offset_bytes, length_bytes)
+        Layer::extent_at(self, offset_bytes, length_bytes)
     }
     fn provision(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
-        self.below().provision(offset_bytes, length_bytes)
+        Layer::provision(self, offset_bytes, length_bytes)
+    }
+    fn write_zeros(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
+        Layer::write_zeros(self, offset_bytes, length_bytes)
     }
     fn is_absent(&self) -> bool {
         self.below().is_absent()
+    }
+    fn put_back(&self, device: Arc<dyn Device>) -> bool {
+        Layer::put_back(self, device)
+    }
+    fn may_fall_silent(&self) -> bool {
+        Layer::may_fall_silent(self)
+    }
+    fn is_silent(&self) -> bool {
+        Layer::is_silent(self)
     }
     fn is_read_only(&self) -> bool {
         self.below().is_read_only()
@@ -104,11 +148,13 @@ impl<L: Layer> Device for L {
     fn queue_fd(&self) -> Option<BorrowedFd<'_>> {
         Layer::queue_fd(self)
     }
+    fn asynchronous(&self) -> Option<&dyn Asynchronous> {
+        Layer::asynchronous(self)
+    }
     fn network(&self) -> Option<crate::NetworkStat> {
         self.below().network()
     }
-
     fn describe(&self) -> String {
-        self.below().describe()
+        Layer::describe(self)
     }
 }

@@ -15,7 +15,7 @@
 //! kinds of devices; they share the steps in `opening` and the blocking calls in `handle`. `flush` shares one sync between
 //! threads, and [`FlushEpochs`] tells which writes a flush has covered. `durable` tells which part of a durable write failed.
 //! `absent` stands for a device that was not found, `faults` fails the operations of a device and `volatile` loses
-//! unflushed writes of a killed process, both in test builds; `wrapped` has what both pass on.
+//! unflushed writes of a killed process, both in test builds.
 //! [`open_queue`] chooses between `ring_queue` (io_uring) and `pool_queue` (threads that make blocking calls). `elsewhere` has the
 //! transfers of devices that perform them by themselves ([`Asynchronous`]). `schemes` opens devices of other hosts. `bounce` copies
 //! memory that must not change during its write. [`Appended`] is a list that grows while threads read it, and [`Devices`] such a list of
@@ -49,8 +49,6 @@ mod schemes;
 mod transfer;
 #[cfg(feature = "faults")]
 mod volatile;
-#[cfg(feature = "faults")]
-mod wrapped;
 
 use std::fmt;
 use std::io;
@@ -247,24 +245,7 @@ pub trait Device: Send + Sync {
     /// extent, so `write_durable` costs one write and one flush, not a commit of the filesystem too. After a failure, some of the
     /// range may hold zeros.
     fn write_zeros(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
-        let end_bytes = offset_bytes.saturating_add(length_bytes);
-        if end_bytes > self.size_bytes() {
-            return Err(IoError {
-                operation: "write",
-                device: self.name(),
-                offset_bytes,
-                length_bytes,
-                cause: Cause::Errno(errno::EINVAL),
-            });
-        }
-        let zeros = vec![0; length_bytes.min(ZEROS_BYTES_MAX) as usize];
-        let mut at = offset_bytes;
-        while at < end_bytes {
-            let part = &zeros[..(end_bytes - at).min(ZEROS_BYTES_MAX) as usize];
-            self.write_at(at, part)?;
-            at += part.len() as u64;
-        }
-        self.flush()
+        write_zeros_in_parts(self, offset_bytes, length_bytes)
     }
     /// Returns whether the device is missing: all operations fail with ENODEV.
     fn is_absent(&self) -> bool {
@@ -314,6 +295,32 @@ pub trait Device: Send + Sync {
     fn network(&self) -> Option<NetworkStat> {
         None
     }
+}
+
+/// Writes zeros with writes and one flush.
+fn write_zeros_in_parts<D: Device + ?Sized>(
+    device: &D,
+    offset_bytes: u64,
+    length_bytes: u64,
+) -> Result<(), IoError> {
+    let end_bytes = offset_bytes.saturating_add(length_bytes);
+    if end_bytes > device.size_bytes() {
+        return Err(IoError {
+            operation: "write",
+            device: device.name(),
+            offset_bytes,
+            length_bytes,
+            cause: Cause::Errno(errno::EINVAL),
+        });
+    }
+    let zeros = vec![0; length_bytes.min(ZEROS_BYTES_MAX) as usize];
+    let mut at = offset_bytes;
+    while at < end_bytes {
+        let part = &zeros[..(end_bytes - at).min(ZEROS_BYTES_MAX) as usize];
+        device.write_at(at, part)?;
+        at += part.len() as u64;
+    }
+    device.flush()
 }
 
 /// Transfers that a device performs by itself, without a thread that waits.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::handle::is_in_range;
-use crate::{BLOCK_BYTES, Cause, Device, Extent, IoError};
+use crate::{BLOCK_BYTES, Cause, Device, Extent, IoError, Layer};
 use jericho_sys::errno;
 
 /// The environment variable with the seed.
@@ -65,8 +65,10 @@ impl Volatile {
     }
 }
 
-impl Device for Volatile {
-    crate::wrapped::facts_of_the_wrapped_device!();
+impl Layer for Volatile {
+    fn below(&self) -> &dyn Device {
+        &*self.device
+    }
 
     fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
         let state = self.lock();
@@ -130,19 +132,10 @@ impl Device for Volatile {
         })
     }
 
-    fn provision(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
-        self.device.provision(offset_bytes, length_bytes)
-    }
-
     fn write_zeros(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
         let mut state = self.lock();
         state.drop_range(offset_bytes, length_bytes);
         self.device.write_zeros(offset_bytes, length_bytes)
-    }
-
-    /// Returns `None`, because transfers of io_uring would bypass the held blocks.
-    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        None
     }
 
     fn describe(&self) -> String {
@@ -174,6 +167,7 @@ mod tests {
                 random: 7,
             }),
         };
+        let volatile: &dyn Device = &volatile;
         let read = |device: &dyn Device| {
             let mut bytes = vec![0; 64 * BLOCK];
             device.read_at(0, &mut bytes).unwrap();
@@ -185,7 +179,7 @@ mod tests {
         volatile.write_at(0, &vec![2; 64 * BLOCK]).unwrap();
         volatile.write_durable(0, &vec![3; BLOCK]).unwrap();
         let expected = [vec![3; BLOCK], vec![2; 63 * BLOCK]].concat();
-        assert!(read(&volatile) == expected);
+        assert!(read(volatile) == expected);
         // What a process that is killed now leaves.
         let left = read(&*below);
         assert!(left[..BLOCK] == vec![3; BLOCK]);

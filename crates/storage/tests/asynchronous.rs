@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jericho_storage::{
-    Asynchronous, BLOCK_BYTES, Completion, Device, Devices, Direction, Finish, IoError, Transfer,
-    absent_device, gather, open_queue, open_signalling_queue, scatter,
+    Asynchronous, BLOCK_BYTES, Completion, Device, Devices, Direction, Finish, IoError, Layer,
+    Transfer, absent_device, gather, open_queue, open_signalling_queue, scatter,
 };
 use jericho_sys::doorbell::Doorbell;
 use jericho_sys::poller::Poller;
@@ -155,6 +155,62 @@ fn both_kinds_of_devices_share_a_queue_with_io_uring() {
     queue.wait(&mut completions, Some(Duration::ZERO));
     let error = completions[0].result.as_ref().unwrap_err();
     assert_eq!((completions[0].tag, error.errno()), (7, 19));
+}
+
+/// A device that has come back. Ends all transfers at once, and tells the test how many began together.
+struct Returned(Arc<dyn Device>, Mutex<Sender<usize>>);
+
+impl Layer for Returned {
+    fn below(&self) -> &dyn Device {
+        &*self.0
+    }
+    fn asynchronous(&self) -> Option<&dyn Asynchronous> {
+        Some(self)
+    }
+}
+
+impl Asynchronous for Returned {
+    fn begin(&self, _: Transfer, _: Arc<dyn Finish>) {
+        unreachable!("a single transfer");
+    }
+    fn begin_all(&self, transfers: Vec<Transfer>, end: Arc<dyn Finish>) {
+        self.1.lock().unwrap().send(transfers.len()).unwrap();
+        for transfer in transfers {
+            ended((transfer, Arc::clone(&end)));
+        }
+    }
+}
+
+#[test]
+fn a_device_that_has_come_back_gets_transfers_together() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = file_device(directory.path(), BLOCKS as usize);
+    let missing = absent_device("missing", BLOCKS * BLOCK_BYTES);
+    let mut queue = match open_queue(&[Arc::clone(&missing)], &[], 4) {
+        Ok(queue) if queue.describe().contains("io_uring of depth") => queue,
+        _ => return eprintln!("SKIPPED: io_uring"),
+    };
+    assert!(
+        !missing.put_back(Arc::clone(&file)),
+        "its queues do not know a device with a descriptor"
+    );
+    assert!(missing.is_absent());
+    let (began, begun) = channel();
+    let returned = Arc::new(Returned(file, Mutex::new(began)));
+    assert!(missing.put_back(returned.clone()));
+    assert!(!missing.put_back(returned), "it has come back already");
+    assert!(!missing.is_absent());
+    let mapping = memory(2);
+    for tag in 0..2 {
+        let segments = vec![segment(&mapping, tag, 1)];
+        queue.submit(transfer(tag as u64, 0, Direction::Read, segments));
+    }
+    let mut completions = Vec::new();
+    while completions.len() < 2 {
+        queue.wait(&mut completions, Some(LONG));
+    }
+    assert!(completions.iter().all(|one| one.result.is_ok()));
+    assert_eq!(begun.recv(), Ok(2));
 }
 
 #[test]

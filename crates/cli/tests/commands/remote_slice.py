@@ -171,7 +171,8 @@ def stay_away():
     # The slice comes back with the host, without a mount.
     host.serve()
     wait_until("the slice of the host", lambda: far_error() is None)
-    assert "is missing" not in run(JERICHO, "stat", "mnt")
+    stat = run(JERICHO, "stat", "mnt")
+    assert "is missing" not in stat and "network   i0: up" in stat, stat
     with open("mnt/far/log", "rb") as log:
         found = log.read()
         assert found[: len(kept)] == kept, "a synced record is lost"
