@@ -58,11 +58,6 @@ impl Jericho {
             taken: Vec::with_capacity(64),
         })
     }
-
-    /// Returns a line about the channels.
-    pub fn describe(&self) -> String {
-        self.device.describe()
-    }
 }
 
 impl Client for Jericho {

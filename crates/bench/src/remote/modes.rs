@@ -1,12 +1,13 @@
 //! Modes of Jericho that are compared. A new one is one entry of [`Mode::all`].
 
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use jericho_ether::{AttachConfig, Scheduler, new_key, read_key};
+use jericho_ether::{AttachConfig, Key, Scheduler, new_key};
 use jericho_topology::Topology;
 
 use crate::Result;
@@ -78,14 +79,21 @@ impl Mode {
         ]
     }
 
-    /// Returns the options of `jericho serve`.
-    pub fn serve_options(&self) -> Result<Vec<String>> {
+    /// Returns the options of `jericho serve`. A mode with keys has its key in a file in `dir`.
+    pub fn serve_options(&self, dir: &Path) -> Result<Vec<String>> {
         let security = match self.auth {
             Auth::None => return Ok(vec!["--no-auth".into()]),
             Auth::Mac => "--mac",
             Auth::Encrypt => "--encrypt",
         };
-        let client = format!("bench:{}", key_file()?.display());
+        let file = dir.join(format!("{}.key", self.name));
+        let private = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&file);
+        private?.write_all(key()?.to_text().as_bytes())?;
+        let client = format!("bench:{}", file.display());
         Ok(vec![security.into(), "--client".into(), client])
     }
 
@@ -102,7 +110,7 @@ impl Mode {
             read_only: false,
             key: match self.auth {
                 Auth::None => None,
-                Auth::Mac | Auth::Encrypt => Some(read_key(&key_file()?)?),
+                Auth::Mac | Auth::Encrypt => Some(key()?.clone()),
             },
             scheduler: Scheduler::Affinity,
             channels: 1,
@@ -111,16 +119,12 @@ impl Mode {
     }
 }
 
-/// Returns the file with the key of this run, which the first call makes.
-fn key_file() -> Result<PathBuf> {
-    static FILE: OnceLock<PathBuf> = OnceLock::new();
-    if let Some(file) = FILE.get() {
-        return Ok(file.clone());
+/// Returns the key of this run, which the first call makes.
+fn key() -> Result<&'static Key> {
+    static KEY: OnceLock<Key> = OnceLock::new();
+    if let Some(key) = KEY.get() {
+        return Ok(key);
     }
-    let name = format!("jericho-compare-remote-{}.key", std::process::id());
-    let path = std::env::temp_dir().join(name);
-    std::fs::write(&path, "")?;
-    std::fs::set_permissions(&path, Permissions::from_mode(0o600))?;
-    std::fs::write(&path, &*new_key()?.to_text())?;
-    Ok(FILE.get_or_init(|| path).clone())
+    let new = new_key()?;
+    Ok(KEY.get_or_init(|| new))
 }

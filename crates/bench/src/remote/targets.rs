@@ -34,7 +34,7 @@ pub fn jericho(plan: &Plan, host: &Host, mode: &Mode, interfaces: &[&str]) -> Re
     if mode.behind != Behind::Nothing {
         command.arg("--state").arg(plan.dir.join("state"));
     }
-    command.args(mode.serve_options()?);
+    command.args(mode.serve_options(&plan.dir)?);
     let running = host.start(&mut command, &log)?;
     let what = format!("jericho serve (its output is in {})", log.display());
     until(&what, || {
