@@ -8,7 +8,7 @@ use std::time::Instant;
 use jericho_format::PAGE_BYTES;
 use jericho_fs::Result;
 use jericho_fs::types::{Ino, Trimmed};
-use jericho_fs::{Done, Interruption};
+use jericho_fs::{Done, begin_change};
 use jericho_volume::{GrowError, GrowRequest, GrownDevice};
 
 use crate::handle::Handle;
@@ -38,10 +38,8 @@ impl Mounted {
     /// has written the pages.
     pub fn syncfs(&self) -> Result<()> {
         let synced = self.sync();
-        // Whoever was interrupted does not hear of the error. The next call reports it.
-        if let Some(interruption) = Interruption::of_thread() {
-            interruption.begin()?;
-        }
+        // An interrupted call does not report the error: the next call does.
+        begin_change()?;
         let reported = self.fs().report_errors();
         synced.and(reported)
     }

@@ -83,8 +83,6 @@ enum Wake {
 /// The core, and what wakes the receiver.
 pub(crate) struct Inside {
     core: TimedLock<Core>,
-    /// Name of the device.
-    name: Arc<str>,
     topology: Arc<Topology>,
     /// Requests belong to the nodes of the threads that ask.
     has_nodes: bool,
@@ -119,7 +117,6 @@ impl Inside {
         let own = initiator.own_pages();
         let pool = placement::pool(&topology, pool_pages, &own);
         Arc::new(Inside {
-            name: Arc::clone(&name),
             topology,
             has_nodes: own.len() > 1,
             core: TimedLock::new(Core {
@@ -198,8 +195,6 @@ impl Inside {
             caller: Caller::Callback(Box::new(end)),
         };
         core.begin(read, request, None);
-        let now = core.links.now();
-        core.initiator.poll(now);
         core.perform(&mut None);
         self.leave(core);
         has_answer.recv_timeout(ANSWER_TIME).is_ok()
@@ -226,12 +221,10 @@ impl Inside {
             },
             node,
         );
-        let now = core.links.now();
         let mut bytes = match data {
             Data::Write(bytes) => Some((tag, bytes)),
             _ => None,
         };
-        core.initiator.poll(now);
         core.perform(&mut bytes);
         // There was no room in the pool. Another thread copies the bytes when there is.
         if let Some((_, bytes)) = bytes
@@ -256,8 +249,6 @@ impl Inside {
                 core.begin(operation, request, node);
             }
         }
-        let now = core.links.now();
-        core.initiator.poll(now);
         core.perform(&mut None);
         self.leave(core);
     }
@@ -305,8 +296,6 @@ impl Inside {
         let has_more = receiver.receive();
         let mut core = self.lock();
         core.take(receiver);
-        let now = core.links.now();
-        core.initiator.poll(now);
         core.perform(&mut None);
         self.leave(core);
         has_more
@@ -315,8 +304,6 @@ impl Inside {
     /// Does what is due.
     pub fn poll(&self) {
         let mut core = self.lock();
-        let now = core.links.now();
-        core.initiator.poll(now);
         core.perform(&mut None);
         self.leave(core);
     }
@@ -346,7 +333,7 @@ impl Inside {
         };
         let (is_spread, schedule_changes) = core.initiator.schedule();
         NetworkStat {
-            device: self.name.to_string(),
+            device: core.name.to_string(),
             security: core
                 .attached
                 .map_or(String::new(), |a| a.security.to_string()),
@@ -363,7 +350,6 @@ impl Inside {
         core.is_leaving = true;
         let now = core.links.now();
         core.initiator.detach(now);
-        core.initiator.poll(now);
         core.perform(&mut None);
         self.leave(core);
     }
@@ -415,8 +401,9 @@ impl Core {
         });
     }
 
-    /// Performs the outputs of the protocol. `bytes`: the write that this thread submits; taken if it was copied.
+    /// Has the protocol do what is due, and performs its outputs. `bytes`: the write that this thread submits; taken if it was copied.
     fn perform(&mut self, bytes: &mut Option<(u64, &[u8])>) {
+        self.initiator.poll(self.links.now());
         while let Some(output) = self.initiator.next_output() {
             match output {
                 InitiatorOutput::Send(frame) => self.links.queue(frame),

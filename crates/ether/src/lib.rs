@@ -34,7 +34,6 @@ pub use jericho_remote::{Client, Found, Key, Scheduler, Security, hexadecimal};
 pub use jericho_sys::packet::PacketError;
 pub use key_file::{KeyError, new_key, read_key};
 pub use links::{LinkError, interfaces};
-pub use lock::LockStatus;
 pub use null::null_device;
 pub use remotes::{EtherRemotes, RemoteOptions};
 pub use server::{ServeConfig, ServeError, Server};

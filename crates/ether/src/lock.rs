@@ -13,7 +13,7 @@ const SAMPLED: u64 = 16;
 
 /// What is known of a lock since its process has begun to use it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LockStatus {
+pub(crate) struct LockStatus {
     /// How often it was acquired.
     pub acquisitions: u64,
     /// How often a thread had to wait.

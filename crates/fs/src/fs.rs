@@ -181,11 +181,7 @@ impl Fs {
         if later.is_empty() {
             return Ok(());
         }
-        let (core, must_end) = (self.core.clone(), self.leaves_orphans.clone());
-        let run = move || orphans::remove_all(&core, &later, &must_end);
-        let thread = jericho_sys::service::spawn("orphans", run).map_err(no_thread)?;
-        self.orphans.lock().push(thread);
-        Ok(())
+        self.spawn_orphans(move |core, must_end| orphans::remove_all(core, &later, must_end))
     }
 
     /// Removes the files without a name of slices that have come back, in the background. The caller holds `extending`, and the filesystem is not being
@@ -194,8 +190,16 @@ impl Fs {
         if found.is_empty() {
             return Ok(());
         }
+        self.spawn_orphans(move |core, must_end| orphans::remove_returned(core, found, must_end))
+    }
+
+    /// Starts a thread that removes files without a name. `close` ends it.
+    fn spawn_orphans(
+        &self,
+        remove: impl FnOnce(&Arc<Core>, &AtomicBool) + Send + 'static,
+    ) -> Result<()> {
         let (core, must_end) = (self.core.clone(), self.leaves_orphans.clone());
-        let run = move || orphans::remove_returned(&core, found, &must_end);
+        let run = move || remove(&core, &must_end);
         let thread = jericho_sys::service::spawn("orphans", run).map_err(no_thread)?;
         self.orphans.lock().push(thread);
         Ok(())

@@ -104,7 +104,7 @@ pub fn with_interruption<T>(
 
 /// Begins the change of the operation that this thread performs. Fails with EINTR if its caller was interrupted. The operation has changed
 /// nothing before.
-pub(crate) fn begin_change() -> Result<()> {
+pub fn begin_change() -> Result<()> {
     OF_THREAD.with_borrow(|of_thread| match of_thread {
         Some(interruption) => interruption.begin(),
         None => Ok(()),

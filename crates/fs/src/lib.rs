@@ -37,7 +37,7 @@ pub use data::write_errors::SeenErrors;
 pub use error::{Error, Result};
 pub use fs::Fs;
 pub use inode::File;
-pub use interruption::{Interruption, with_interruption};
+pub use interruption::{Interruption, begin_change, with_interruption};
 pub use names::privileges::CAPABILITY;
 pub use put_back::{PutBackError, ReturnedDevice};
 pub use scrub::ScrubStatus;

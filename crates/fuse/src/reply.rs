@@ -311,8 +311,8 @@ mod tests {
     /// Returns a pair of sockets that preserve message boundaries, as the device does.
     fn kernel() -> (OwnedFd, OwnChannel) {
         let flags = SocketFlags::CLOEXEC;
-        let ending = SocketType::SEQPACKET;
-        let pair = rustix::net::socketpair(AddressFamily::UNIX, ending, flags, None);
+        let kind = SocketType::SEQPACKET;
+        let pair = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None);
         let (kernel, daemon) = pair.unwrap();
         (kernel, Arc::new(Arc::new(daemon)))
     }

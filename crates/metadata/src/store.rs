@@ -636,9 +636,7 @@ impl StoreRef {
         // Only one thread at a time puts a store back.
         let _ = self.0.returned.set(store);
     }
-}
 
-impl StoreRef {
     /// Returns the store, of which this is the only reference.
     pub(crate) fn into_store(self) -> Store {
         let place = Arc::into_inner(self.0);

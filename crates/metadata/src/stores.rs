@@ -160,8 +160,8 @@ fn finish(stores: &[StoreRef], recovered: Vec<Option<Recovered>>) -> Result<()> 
     for_each_store(recovered, finish).map(drop)
 }
 
-/// Makes each image of a shard live, before anything reads the blocks of its slices, if its block belongs to a file. The first batch removes the other images: their files were removed
-/// just before the end of the last mount, or never durable.
+/// Makes each image of a shard live whose block belongs to a file. Call it before anything reads the blocks of the shard's slices. The first batch
+/// removes the other images: their files were removed just before the end of the last mount, or never durable.
 pub fn load_images(
     store: &Store,
     allocator: &Allocator,

@@ -102,7 +102,7 @@ impl fmt::Debug for FrameKey {
 }
 
 /// The keys of one direction. Frame numbers `phase * frames_per_key` and above have the key of the phase.
-struct Keys {
+pub(crate) struct Keys {
     phase: u64,
     secret: Zeroizing<[u8; KEY_BYTES]>,
     key: FrameKey,
@@ -141,25 +141,18 @@ impl Keys {
 pub(crate) enum Seals {
     Checksum(u32),
     Keys {
-        send: Box<Direction>,
-        receive: Box<Direction>,
+        send: Box<Keys>,
+        receive: Box<Receiving>,
     },
 }
 
-/// The keys of a direction, and the former ones: frames may arrive late.
-pub(crate) struct Direction {
+/// The keys of the frames that arrive, and the former one: frames may arrive late.
+pub(crate) struct Receiving {
     keys: Keys,
     former: Option<FrameKey>,
 }
 
-impl Direction {
-    fn new(secret: &[u8; KEY_BYTES], security: Security, frames_per_key: u64) -> Direction {
-        Direction {
-            keys: Keys::new(secret, security, frames_per_key),
-            former: None,
-        }
-    }
-
+impl Receiving {
     fn advance(&mut self, next: Keys) {
         let keys = std::mem::replace(&mut self.keys, next);
         self.former = Some(keys.key);
@@ -173,10 +166,13 @@ impl Seals {
         security: Security,
         frames_per_key: u64,
     ) -> Seals {
-        let direction = |secret| Box::new(Direction::new(secret, security, frames_per_key));
+        let keys = |secret| Keys::new(secret, security, frames_per_key);
         Seals::Keys {
-            send: direction(send),
-            receive: direction(receive),
+            send: Box::new(keys(send)),
+            receive: Box::new(Receiving {
+                keys: keys(receive),
+                former: None,
+            }),
         }
     }
 
@@ -185,10 +181,10 @@ impl Seals {
         match self {
             Seals::Checksum(salt) => Seal::Checksum(*salt),
             Seals::Keys { send, .. } => {
-                while send.keys.phase < send.keys.phase_of(number) {
-                    send.keys = send.keys.next();
+                while send.phase < send.phase_of(number) {
+                    **send = send.next();
                 }
-                Seal::Key(send.keys.key.clone())
+                Seal::Key(send.key.clone())
             }
         }
     }

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Allocator, Space};
+use super::Allocator;
 use crate::error::{Error, Result};
-use crate::shard::ShardId;
 use crate::store::Store;
 use crate::types::SliceId;
 
@@ -26,8 +25,7 @@ impl Allocator {
 
     /// Gives the store of a slice back to all that have it, and has it call the allocator before commits.
     pub fn put_store_back(self: &Arc<Self>, slice: SliceId, store: Store) {
-        let shard: ShardId = self.shards().of_slice(slice);
-        let place = &self.shard(shard).store;
+        let place = &self.shard(self.shards().of_slice(slice)).store;
         place.put_back(store);
         self.supply(place, Some(slice));
     }
@@ -35,7 +33,7 @@ impl Allocator {
     /// Has blocks of a slice allocated from now on. No commit may free blocks meanwhile: they would be counted twice.
     pub fn put_back(&self, slice: SliceId) {
         let _alone = self.growing.lock();
-        let space: &Space = self.space(slice);
+        let space = self.space(slice);
         let containers = space.containers.iter();
         let free = containers.map(|c| u64::from(c.free.load(Ordering::Relaxed)));
         let free: u64 = free.sum();

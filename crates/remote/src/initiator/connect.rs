@@ -90,9 +90,6 @@ impl Initiator {
         let is_first = self.session.is_none();
         let is_reachable = self.is_reachable;
         let state = &mut self.links[usize::from(link)];
-        if state.dial.hello_index() != Some(header.index.get()) {
-            return;
-        }
         // A target that was restarted has another instance, and the address that it had.
         if is_first
             && let Some((target, mac)) = state.answered
