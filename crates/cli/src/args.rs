@@ -672,8 +672,8 @@ Examples:
   jericho mount vol.img /mnt --key hosta.key
   jericho key fingerprint hosta.key
 
-A key is for one client and the hosts whose devices it uses. Copy its file to these hosts. A user who can read the file can use the devices, \
-and can act as the hosts. A file that every user can read, or that others than its owner can change, is refused.
+One client and the hosts whose devices it uses share a key. Copy the key's file to these hosts. A user with read permission for the file can use \
+the devices, and can pretend to be one of the hosts. A file that every user can read, or that others than its owner can change, is refused.
 
 jericho serve logs the fingerprint of a client that it refuses.")]
 pub struct KeyArgs {

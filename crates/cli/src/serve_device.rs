@@ -82,7 +82,7 @@ fn security(args: &ServeArgs) -> Result<Security, Failure> {
     match args.no_auth {
         true => Ok(Security::None),
         false if args.client.is_empty() => Err(Failure::new(
-            "nobody may use the device: name clients with --client ID:KEYFILE (`jericho key new` makes a key), or let everybody on these networks use it with --no-auth",
+            "no client may use the device: name clients with --client ID:KEYFILE (`jericho key new` makes a key), or let everybody on these networks use it with --no-auth",
         )),
         false if args.encrypt => Ok(Security::Encrypt),
         false => Ok(Security::Mac),

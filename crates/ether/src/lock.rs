@@ -76,7 +76,7 @@ impl Drop for Sample<'_> {
 }
 
 impl<T> TimedLock<T> {
-    /// Returns a lock that nobody holds.
+    /// Returns a free lock.
     pub fn new(value: T) -> TimedLock<T> {
         TimedLock {
             inner: Mutex::new(value),

@@ -54,7 +54,7 @@ pub struct ServeConfig {
     pub is_hidden: bool,
     /// How frames are protected.
     pub security: Security,
-    /// Who may use the device, unless `security` is `None`.
+    /// Clients that the target admits, with their keys. Every client is admitted if `security` is `None`.
     pub clients: Vec<Client>,
     /// The machine's NUMA nodes.
     pub topology: Arc<Topology>,

@@ -9,7 +9,7 @@ pub(crate) fn may_be_ended(operation: &Operation<'_>) -> bool {
     match operation {
         // Holds its reply when it has to wait.
         Operation::Read(_) => false,
-        // Nobody waits for the write-back of a mapping.
+        // No program waits for the write-back of a mapping.
         Operation::Write { args, .. } => args.flags & Transfer::WRITE_CACHE == 0,
         Operation::GetXattr { name, .. } | Operation::SetXattr { name, .. } => !is_change(name),
         Operation::RemoveXattr { .. } | Operation::ListXattr { .. } => true,

@@ -95,7 +95,7 @@ struct Held<R> {
 }
 
 enum Owner<R> {
-    /// Nobody has answered yet.
+    /// The request has no answer yet.
     Held(R),
     /// The operation has taken the reply.
     Operation,

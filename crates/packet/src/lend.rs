@@ -25,7 +25,7 @@ pub fn lend(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         (Ok(()), Ok(_)) => ExitCode::SUCCESS,
         (Ok(()), Err(_)) => ExitCode::from(1),
         (Err(error), _) => {
-            // There may be nobody who reads it.
+            // Standard error may be closed, and no other place is left for the message.
             let _ = writeln!(
                 io::stderr(),
                 "jericho-packet: nothing was opened: {error}; jericho starts this program, and it is of no use in a shell"

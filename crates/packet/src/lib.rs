@@ -1,8 +1,8 @@
-//! Packet sockets for users who may not open them. The program `jericho-packet` has the capability CAP_NET_RAW, and does one thing with it: it opens
-//! one socket for one Ethertype on one interface, and hands it over.
+//! Packet sockets for users without the capability CAP_NET_RAW. The program `jericho-packet` has this capability, and does one thing with it: it opens
+//! one socket for one Ethertype on one interface, and sends the socket to its caller.
 //!
 //! `lend` is all that the program does, and `borrow` is its caller's side. Between them, `request` is the program's arguments, and `answer` the
-//! message that it sends. Everything in `request` and `lend` runs with the capability, for a user who is not trusted.
+//! message that it sends. The program runs all code of `request` and `lend` with the capability, and its caller may be hostile.
 #![forbid(unsafe_code)]
 
 mod answer;

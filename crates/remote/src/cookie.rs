@@ -45,7 +45,7 @@ impl Cookies {
         })
     }
 
-    /// Returns a number that nobody can predict for an address.
+    /// Returns a number for an address that no other host can predict.
     pub fn hash_of(&self, mac: &Mac) -> u64 {
         let mut hasher = SipHasher24::new_with_key(&self.key);
         hasher.write(mac);

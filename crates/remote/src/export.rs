@@ -22,7 +22,7 @@ pub struct ExportConfig {
     pub last_owner: Option<Owner>,
     /// How frames are protected.
     pub security: Security,
-    /// Who may use it, unless `security` is `None`.
+    /// Clients that the target admits, with their keys. Every client is admitted if `security` is `None`.
     pub clients: Vec<Client>,
 }
 

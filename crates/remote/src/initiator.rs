@@ -178,7 +178,7 @@ struct LinkState {
     answered: Option<([u8; 16], Mac)>,
     /// How often two targets have answered one search.
     conflicts: u32,
-    /// Until then, nobody's word makes the link doubt its channel.
+    /// Until then, no frame without proof makes the link doubt its channel.
     doubts_from: Time,
 }
 
@@ -218,7 +218,7 @@ pub struct Initiator {
     is_reachable: bool,
     /// Requests fail at once, because no channel has answered for `dead_after`.
     is_dead: bool,
-    /// Before the first session, with a key: why there is none, and since when. Everybody can say so, and the target may answer yet.
+    /// Before the first session, with a key: why there is none, and since when. The frame that said so may be forged, and the target may answer later.
     excuse: Option<(Ended, Time)>,
     /// When the caller got the last hint.
     hinted: Option<Time>,

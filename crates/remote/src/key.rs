@@ -10,14 +10,14 @@ use zeroize::Zeroizing;
 /// Start of the text of a key, so that a person or a program that finds one knows what it is.
 const PREFIX: &str = "jericho-key:";
 
-/// A key that a client and its targets share. Whoever has it can be either of them.
+/// A key that a client and its targets share. A host with the key can act as the client and as a target.
 #[derive(Clone)]
 pub struct Key(Zeroizing<[u8; KEY_BYTES]>);
 
 /// How the frames of an export are protected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Security {
-    /// Not at all: everybody on the links must be trusted.
+    /// Not at all: all hosts on the links must be trusted.
     None,
     /// Each frame has a tag that only a holder of the key can make.
     Mac,

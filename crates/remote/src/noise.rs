@@ -1,8 +1,8 @@
 //! The Noise handshake of a channel: NNpsk0 with the client's key (The Noise Protocol Framework, revision 34, sections 7.5 and 9). Section
 //! *Keys* of `docs/formats/wire.md`.
 //!
-//! Each channel has keys of its own, so a frame number is used once with a key. Both sides draw a new key pair for each channel: who learns
-//! the shared key later cannot read what was sent before.
+//! Each channel has keys of its own, so a frame number is used once with a key. Both sides make a new key pair for each channel. So an attacker
+//! that gets the shared key later cannot decrypt earlier frames.
 
 use std::sync::OnceLock;
 

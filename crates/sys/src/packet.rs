@@ -116,7 +116,7 @@ impl PacketSocket {
     }
 
     /// Opens a socket for another process, which may not open one. The socket receives frames of this Ethertype on this interface only, whatever that process does with it:
-    /// a filter that nobody can replace refuses all others. Otherwise the process could bind the socket to another Ethertype or interface. It can still send any frame.
+    /// a locked filter refuses all others. Otherwise the process could bind the socket to another Ethertype or interface. It can still send any frame.
     pub fn open_restricted(
         interface: &str,
         ethertype: u16,

@@ -21,7 +21,7 @@ pub enum Behind {
     Memory,
 }
 
-/// Who may use the export, and what protects its frames.
+/// The clients that an export admits, and the protection of its frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Auth {
     /// `--no-auth`: CRC-32C in each frame, and no keys.

@@ -97,7 +97,7 @@ pub fn nbd(plan: &Plan, host: &Host) -> Result<Pair> {
 }
 
 impl Sides {
-    /// Starts all targets, attaches the clients, and checks that they return what was written.
+    /// Starts all targets and attaches the clients. Checks that each client reads the bytes that it has written.
     pub fn new(plan: &Plan) -> Result<Sides> {
         let host = Host::of_targets(plan)?;
         host.join(HERE, THERE)?;

@@ -121,7 +121,7 @@ impl Initiator {
         };
         if let Some(why) = trouble {
             return match &self.config.key {
-                // Everybody can make an OFFER.
+                // Any host on the link can make an OFFER.
                 Some(_) => self.doubt(now, why),
                 None => self.end(now, why),
             };
@@ -271,7 +271,7 @@ impl Initiator {
             };
             let stays = matches!(self.leaving, Leaving::No);
             if key.is_some() && stays {
-                // Everybody can say this. So the channel is kept until another one takes its place.
+                // Any host on the link can send this frame. So the initiator keeps the channel until another one replaces it.
                 if state.doubts_from <= now {
                     state.doubts_from = now + REDIAL_AFTER;
                     old.is_doubted = true;

@@ -53,7 +53,7 @@ impl Target {
                 let Ok((handshake, _)) = Handshake::read_from_prefix(payload) else {
                     return;
                 };
-                // It is as long as the answer, so that nobody makes the target send more than he does.
+                // It is as long as the answer, so that no host can make the target send more bytes than the host sends itself.
                 let is_whole = payload.len() >= handshake.payload_max.get().into();
                 if handshake.magic == WIRE_MAGIC && is_whole {
                     self.on_handshake(now, (link, header.source), &handshake);
@@ -443,7 +443,7 @@ impl Target {
     fn share(&self, link: u16, own_index: u32) -> u16 {
         let sessions = self.sessions.values();
         let channels = sessions.flat_map(|session| &session.channels);
-        // Channels that nobody uses need no share.
+        // Channels that the initiator has not used yet need no share.
         let is_used = |one: &&Attachment| one.link == link && one.channel.has_received();
         let others = channels.filter(|one| is_used(one) && one.own_index != own_index);
         let count = others.count() + usize::from(own_index != 0);
@@ -513,7 +513,7 @@ impl Target {
         self.send_outside(who, handshake.index.get(), frame_kind::REFUSED, body);
     }
 
-    /// Refuses a HANDSHAKE that a stranger may have made or changed. A proof would let him end a session.
+    /// Refuses a HANDSHAKE that an attacker may have made or changed. With a proof, the attacker could end a session.
     fn refuse_unproved(&mut self, who: (u16, Mac), handshake: &Handshake, reason: u16) {
         let index = handshake.index.get();
         let body = Refused::new(reason, index).as_bytes().to_vec();

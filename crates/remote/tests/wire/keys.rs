@@ -384,7 +384,7 @@ fn a_handshake_that_is_repeated_takes_nothing_from_the_working_channel() {
         world.arrive(arrival);
     }
     let stalls = work_time(&mut world, host);
-    // A frame on a channel that nobody has would be sent again after a millisecond.
+    // The initiator would send a frame on an unknown channel again after a millisecond.
     assert!(stalls < quiet * 3 / 2, "{stalls:?} and {quiet:?}");
 }
 
