@@ -104,6 +104,19 @@ fn offers(target: &mut Target, initiator: &mut Initiator) -> Vec<Frame> {
     answers(target, &sent_by_initiator(initiator))
 }
 
+/// Returns the addresses that an initiator then asks for a channel.
+fn asked(initiator: &mut Initiator) -> Vec<Mac> {
+    initiator.poll(NOW + Duration::from_millis(100));
+    let outputs = std::iter::from_fn(|| initiator.next_output());
+    let asked = outputs.filter_map(|output| match output {
+        InitiatorOutput::Send(frame) if frame.header.kind == frame_kind::HANDSHAKE => {
+            Some(frame.header.destination)
+        }
+        _ => None,
+    });
+    asked.collect()
+}
+
 #[test]
 fn a_hidden_export_is_offered_to_those_who_name_it() {
     let offered =
@@ -175,7 +188,7 @@ fn two_targets_with_one_name_are_refused_with_both_addresses() {
 
 #[test]
 fn a_host_may_be_named_by_an_address_of_it() {
-    let asked = |host: &str| {
+    let asked_of = |host: &str| {
         let mut initiator = initiator_of(host, "data");
         let hellos = sent_by_initiator(&mut initiator);
         for last in [2, 3] {
@@ -183,21 +196,25 @@ fn a_host_may_be_named_by_an_address_of_it() {
                 initiator.on_frame(NOW, 0, &mut offer.to_bytes(&[]));
             }
         }
-        initiator.poll(NOW + Duration::from_millis(100));
-        let outputs = std::iter::from_fn(|| initiator.next_output());
-        let asked = outputs.filter_map(|output| match output {
-            InitiatorOutput::Send(frame) if frame.header.kind == frame_kind::HANDSHAKE => {
-                Some(frame.header.destination)
-            }
-            _ => None,
-        });
-        asked.collect::<Vec<_>>()
+        asked(&mut initiator)
     };
     for last in [2, 3] {
         let address = link(last).mac;
-        assert_eq!(asked(&mac_text(&address)), [address]);
+        assert_eq!(asked_of(&mac_text(&address)), [address]);
     }
-    assert!(asked("02:00:00:00:00:04").is_empty());
+    assert!(asked_of("02:00:00:00:00:04").is_empty());
+}
+
+#[test]
+fn an_offer_that_answers_an_earlier_question_is_ignored() {
+    for (is_late, expected) in [(true, vec![]), (false, vec![link(2).mac])] {
+        let mut initiator = initiator("data");
+        let mut offer = offers(&mut target(2, false), &mut initiator).remove(0);
+        let index = offer.header.index.get();
+        offer.header.index = (index ^ u32::from(is_late)).into();
+        initiator.on_frame(NOW, 0, &mut offer.to_bytes(&[]));
+        assert_eq!(asked(&mut initiator), expected);
+    }
 }
 
 #[test]
