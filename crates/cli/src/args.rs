@@ -709,6 +709,18 @@ pub enum SchedulerName {
     Backlog,
 }
 
+/// Who sends frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ModeName {
+    /// The thread that has something to send: no other thread must wake up
+    Inline,
+    /// Threads of each network interface: many threads that send at once do not wait for each other
+    Queue,
+    /// Inline, or queue while more than one thread waits to send on an interface
+    #[default]
+    Auto,
+}
+
 /// How to use a device of another host.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "For a device of another host")]
@@ -731,6 +743,9 @@ pub struct RemoteArgs {
     /// Channels on each network interface
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
     pub channels: u16,
+    /// Who sends frames
+    #[arg(long, value_enum, default_value_t)]
+    pub mode: ModeName,
     /// File with the key that the other host knows [default: $JERICHO_KEY, or none]
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
@@ -749,6 +764,7 @@ impl Default for RemoteArgs {
             no_replay: false,
             scheduler: SchedulerName::default(),
             channels: 1,
+            mode: ModeName::default(),
             key: None,
             dead_after: DEAD_AFTER_S,
         }
@@ -797,6 +813,9 @@ pub struct ServeArgs {
     /// Serve without keys: everybody on these networks can use the device
     #[arg(long)]
     pub no_auth: bool,
+    /// Who sends frames
+    #[arg(long, value_enum, default_value_t)]
+    pub mode: ModeName,
     /// Answer only searches that name the device
     #[arg(long)]
     pub hidden: bool,

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use jericho_ether::{EtherRemotes, Remote, RemoteOptions, Scheduler, interfaces};
+use jericho_ether::{EtherRemotes, Mode, Remote, RemoteOptions, Scheduler, interfaces};
 use jericho_storage::{is_remote, set_remotes};
 
-use crate::args::{Cli, Command, RemoteArgs, SchedulerName};
+use crate::args::{Cli, Command, ModeName, RemoteArgs, SchedulerName};
 use crate::failure::{Context, Failure};
 
 /// The NUMA nodes as the kernel has them.
@@ -63,6 +63,7 @@ fn set(args: &RemoteArgs, topology: &str) {
         key: key(args),
         scheduler: scheduler(args.scheduler),
         channels: args.channels,
+        mode: mode(args.mode),
         topology: topology.to_owned(),
     })));
 }
@@ -85,6 +86,8 @@ pub fn options(args: &RemoteArgs) -> Vec<String> {
         format!("--dead-after={}", args.dead_after),
         format!("--channels={}", args.channels),
     ];
+    let mode = args.mode.to_possible_value();
+    options.extend(mode.map(|name| format!("--mode={}", name.get_name())));
     let scheduler = args.scheduler.to_possible_value();
     options.extend(scheduler.map(|name| format!("--scheduler={}", name.get_name())));
     options.extend(
@@ -100,6 +103,15 @@ pub fn options(args: &RemoteArgs) -> Vec<String> {
     options.extend(args.take_over.then(|| "--take-over".to_owned()));
     options.extend(args.no_replay.then(|| "--no-replay".to_owned()));
     options
+}
+
+/// Returns who sends frames.
+pub fn mode(name: ModeName) -> Mode {
+    match name {
+        ModeName::Inline => Mode::Inline,
+        ModeName::Queue => Mode::Queue,
+        ModeName::Auto => Mode::Auto,
+    }
 }
 
 fn scheduler(name: SchedulerName) -> Scheduler {

@@ -38,6 +38,7 @@ pub fn run(args: &ServeArgs) -> Outcome {
         security,
         clients,
         topology: Arc::new(topology),
+        mode: crate::remote::mode(args.mode),
         // Nothing is lost with a device that keeps nothing.
         state: match null_size(args) {
             Some(_) => None,

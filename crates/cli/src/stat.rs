@@ -110,11 +110,15 @@ fn network_lines(network: &NetworkStat) -> Vec<String> {
             false => "does not answer",
         };
         let node = channel.node.map(|node| format!(" (node {node})"));
+        let mode = match channel.is_queueing {
+            true => ", queue mode",
+            false => "",
+        };
         let sent_bytes = channel.local_bytes + channel.remote_bytes;
         let share = (channel.local_bytes * 100).checked_div(sent_bytes);
         let local = share.map(|percent| format!(", {percent} % for its own node"));
         lines.push(format!(
-            "network   {}{}: {is_up}, round trip {} us, window {} frames, {} sent, {} lost, {}{}",
+            "network   {}{}: {is_up}{mode}, round trip {} us, window {} frames, {} sent, {} lost, {}{}",
             channel.nic,
             node.unwrap_or_default(),
             channel.round_trip_us,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use jericho_ether::{AttachConfig, RemoteDevice, Scheduler, read_key};
+use jericho_ether::{AttachConfig, Mode, RemoteDevice, Scheduler, read_key};
 use jericho_storage::Device;
 use jericho_topology::Topology;
 
@@ -30,6 +30,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         read_only: false,
         scheduler: Scheduler::Affinity,
         channels: 1,
+        batches: std::env::var_os("JERICHO_NO_BATCHES").is_none(),
+        mode: match std::env::var("JERICHO_MODE").as_deref() {
+            Ok("inline") => Mode::Inline,
+            Ok("queue") => Mode::Queue,
+            _ => Mode::Auto,
+        },
         topology: Arc::new(Topology::detect()?),
         key: match std::env::var_os("JERICHO_KEY") {
             Some(file) => Some(read_key(file.as_ref())?),
@@ -70,5 +76,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         rate * bytes as f64 / 1e6,
         threads as f64 * 1e6 / rate
     );
+    for lock in device.network().map_or(Vec::new(), |network| network.locks) {
+        let each = |total: u64, count: u64| total as f64 / count.max(1) as f64;
+        println!(
+            "  {}: {} acquired, wait {:.2} us each, held {:.2} us",
+            lock.name,
+            lock.acquisitions,
+            each(lock.wait_us, lock.acquisitions),
+            lock.hold_mean_ns as f64 / 1e3
+        );
+    }
     Ok(())
 }

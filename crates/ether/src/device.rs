@@ -26,6 +26,7 @@ use siphasher::sip128::SipHasher24 as SipHasher128;
 
 use crate::inside::{self, Core, Data, End, Inside};
 use crate::links::{LinkError, Links, entropy};
+use crate::outbox::{Mode, Outboxes};
 use crate::receiving::Receiving;
 use crate::reserve::reserve;
 use crate::url::Remote;
@@ -64,6 +65,10 @@ pub struct AttachConfig {
     pub scheduler: Scheduler,
     /// Channels on each interface, at least 1.
     pub channels: u16,
+    /// Who sends frames.
+    pub mode: Mode,
+    /// Small requests wait for each other, if that increases the throughput.
+    pub batches: bool,
     /// The machine's NUMA nodes.
     pub topology: Arc<Topology>,
 }
@@ -113,6 +118,7 @@ pub struct RemoteDevice {
     home_node: Option<u32>,
     attached: Attached,
     inside: Arc<Inside>,
+    outboxes: Arc<Outboxes>,
     /// Errno of the first flush or durable write that failed; 0: none has.
     durability_errno: AtomicI32,
     /// Ends the receivers when it is closed.
@@ -146,10 +152,11 @@ impl RemoteDevice {
             dead_after: config.dead_after,
             key: config.key.clone(),
             scheduler: config.scheduler,
+            batches: config.batches,
             frames_per_key: FRAMES_PER_KEY,
         };
         let random = entropy().map_err(failed("get random numbers"))?;
-        let initiator = Initiator::new(protocol, &links.links(), random, links.now());
+        let initiator = Initiator::new(protocol, &links.links(), random, links.clock().now());
         let invalid = || io::Error::from_raw_os_error(errno::EINVAL);
         let initiator = initiator
             .ok_or_else(invalid)
@@ -160,14 +167,17 @@ impl RemoteDevice {
         let receiving = receiving.map_err(failed("watch sockets"))?;
         let name: Arc<str> = config.remote.to_string().into();
         let topology = Arc::clone(topology);
+        let outboxes = Arc::new(links.outboxes(config.mode));
+        let nodes = links.nodes().to_vec();
         let inside = Inside::new(
             Arc::clone(&name),
             initiator,
-            links,
+            (links, Arc::clone(&outboxes)),
             POOL_PAGES,
             timer,
             Arc::clone(&topology),
         );
+        let inside = inside.map_err(failed("get memory"))?;
         let mut device = RemoteDevice {
             name,
             home_node,
@@ -178,9 +188,12 @@ impl RemoteDevice {
             },
             inside,
             durability_errno: AtomicI32::new(0),
+            outboxes,
             stop: Some(stop),
             receivers: Vec::new(),
         };
+        let started = device.outboxes.start(&topology, &nodes);
+        started.map_err(failed("start a thread"))?;
         for one in receiving {
             let thread = one.start(Arc::clone(&device.inside), Arc::clone(&topology));
             device
@@ -338,6 +351,7 @@ impl Drop for RemoteDevice {
             // A panic in a thread has ended the process.
             let _ = receiver.join();
         }
+        self.outboxes.stop();
     }
 }
 

@@ -7,6 +7,7 @@ use jericho_remote::{Discovery, Found};
 use jericho_sys::poller::Poller;
 
 use crate::links::{LinkError, Links, entropy};
+use crate::outbox::Mode;
 use crate::placement::topology;
 
 /// How often it asks: a frame may be lost.
@@ -39,9 +40,10 @@ pub fn discover(
         source,
     };
     let topology = topology().map_err(failed)?;
-    let mut links = Links::open(interfaces, ethertype, &topology, 1)?;
+    let links = Links::open(interfaces, ethertype, &topology, 1)?;
     let mut receiver = links.receiver((0..interfaces.len() as u16).collect());
     let random = entropy().map_err(failed)?;
+    let outboxes = links.outboxes(Mode::Inline);
     let mut discovery = Discovery::new(&links.links(), ethertype, random);
     let poller = Poller::new().map_err(failed)?;
     for (nic, socket) in receiver.sockets() {
@@ -50,9 +52,9 @@ pub fn discover(
     let start = Instant::now();
     for question in 1..=QUESTIONS {
         for frame in discovery.questions() {
-            links.queue(frame);
+            outboxes.add(frame, None);
         }
-        links.send_queued(|_| &[]);
+        outboxes.send();
         let end = start + time * question / QUESTIONS;
         loop {
             let left = end.saturating_duration_since(Instant::now());
@@ -61,7 +63,7 @@ pub fn discover(
             }
             poller.wait(&mut Vec::new(), Some(left)).map_err(failed)?;
             receiver.receive();
-            receiver.take(|nic, frame| discovery.on_frame(nic, frame));
+            receiver.take(|_, nic, frame| discovery.on_frame(nic, frame));
         }
     }
     Ok(discovery.found())

@@ -1,6 +1,7 @@
 //! What the threads of an initiator share.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
@@ -8,18 +9,23 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use jericho_format::PAGE_BYTES;
+use jericho_format::wire::HEADER_BYTES;
 use jericho_remote::{
-    Action, Attached, ChannelStatus, Ended, Initiator, InitiatorOutput, Operation,
+    Action, Attached, Body, ChannelStatus, Ended, Initiator, InitiatorOutput, Operation, Run,
 };
-use jericho_storage::{AlignedBuffer, ChannelStat, NetworkStat, Segment, gather, scatter};
+use jericho_storage::{ChannelStat, NetworkStat, Segment, gather_to, scatter};
+use jericho_sys::memory::Mapping;
 use jericho_sys::timer::Timer;
 use jericho_topology::Topology;
 
 use crate::alarm;
-use crate::links::{Links, Receiver};
+use crate::links::{Clock, Links, Place, Receiver};
 use crate::lock::{TimedGuard, TimedLock};
+use crate::outbox::Outboxes;
 use crate::placement;
 
+/// Bytes that a thread copies while it has the lock. It releases the lock to copy more.
+const COPIED_LOCKED: usize = 16 << 10;
 /// How long after the last answer the target is asked whether it answers, before something depends on it.
 const ASK_AFTER: Duration = Duration::from_secs(1);
 /// How long that answer may take.
@@ -30,6 +36,21 @@ struct Request {
     /// Bytes of a write that are not in the pool yet; where the bytes of a read go.
     bytes: Bytes,
     caller: Caller,
+    /// Threads that copy bytes of the read at present.
+    copying: u32,
+    /// The result, if the request ended meanwhile.
+    ended: Option<Result<(), i32>>,
+}
+
+impl Request {
+    fn new(bytes: Bytes, caller: Caller) -> Request {
+        Request {
+            bytes,
+            caller,
+            copying: 0,
+            ended: None,
+        }
+    }
 }
 
 enum Bytes {
@@ -51,11 +72,21 @@ pub(crate) type End = Box<dyn FnOnce(Result<(), i32>) + Send>;
 /// Operations of a transfer, with their places in its memory.
 pub(crate) type Parts = Vec<(Operation, usize, End)>;
 
-/// The protocol, its sockets and its memory.
+/// Bytes of a read that have arrived, and are to be copied without the lock.
+struct Copy {
+    tag: u64,
+    memory: Arc<[Segment]>,
+    at: usize,
+    frame: Place,
+    length: usize,
+}
+
+/// The protocol and its memory.
 pub(crate) struct Core {
     initiator: Initiator,
-    links: Links,
-    pool: AlignedBuffer,
+    clock: Clock,
+    outboxes: Arc<Outboxes>,
+    pool: Arc<Mapping>,
     requests: HashMap<u64, Request>,
     tags: u64,
     /// When the receiver's timer ends.
@@ -80,9 +111,12 @@ enum Wake {
     End(End, Result<(), i32>),
 }
 
-/// The core, and what wakes the receiver.
+/// The core, and what its users need without its lock.
 pub(crate) struct Inside {
     core: TimedLock<Core>,
+    outboxes: Arc<Outboxes>,
+    pool: Arc<Mapping>,
+    links: Links,
     topology: Arc<Topology>,
     /// Requests belong to the nodes of the threads that ask.
     has_nodes: bool,
@@ -106,23 +140,25 @@ pub(crate) enum Data<'d> {
 }
 
 impl Inside {
+    /// Returns what the threads share. Fails if there is no memory for the pool.
     pub fn new(
         name: Arc<str>,
         initiator: Initiator,
-        links: Links,
+        (links, outboxes): (Links, Arc<Outboxes>),
         pool_pages: u32,
         timer: Timer,
         topology: Arc<Topology>,
-    ) -> Arc<Inside> {
+    ) -> io::Result<Arc<Inside>> {
         let own = initiator.own_pages();
-        let pool = placement::pool(&topology, pool_pages, &own);
-        Arc::new(Inside {
+        let pool = Arc::new(placement::pool(&topology, pool_pages, &own)?);
+        Ok(Arc::new(Inside {
             topology,
             has_nodes: own.len() > 1,
             core: TimedLock::new(Core {
                 initiator,
-                links,
-                pool,
+                clock: links.clock(),
+                outboxes: Arc::clone(&outboxes),
+                pool: Arc::clone(&pool),
                 requests: HashMap::new(),
                 tags: 0,
                 timer_at: None,
@@ -135,13 +171,16 @@ impl Inside {
                 wakes: Vec::new(),
                 waiting: Vec::new(),
             }),
+            outboxes,
+            pool,
+            links,
             is_silent: AtomicBool::new(false),
             answered_ms: AtomicU64::new(0),
             start: Instant::now(),
             asked_ms: AtomicU64::new(0),
             is_asking: Arc::default(),
             timer,
-        })
+        }))
     }
 
     /// Returns the core. Ends the process if a thread has panicked with it: nothing is known about its requests then.
@@ -190,11 +229,9 @@ impl Inside {
             offset_bytes: 0,
             length_bytes: PAGE_BYTES as u32,
         };
-        let request = Request {
-            bytes: Bytes::Own(vec![0; PAGE_BYTES as usize]),
-            caller: Caller::Callback(Box::new(end)),
-        };
-        core.begin(read, request, None);
+        let bytes = Bytes::Own(vec![0; PAGE_BYTES as usize]);
+        let request = Request::new(bytes, Caller::Callback(Box::new(end)));
+        core.begin(read, request, None, None);
         core.perform(&mut None);
         self.leave(core);
         has_answer.recv_timeout(ANSWER_TIME).is_ok()
@@ -215,11 +252,12 @@ impl Inside {
         };
         let tag = core.begin(
             operation,
-            Request {
-                bytes: Bytes::Own(own),
-                caller: Caller::Thread(std::thread::current(), None),
-            },
+            Request::new(
+                Bytes::Own(own),
+                Caller::Thread(std::thread::current(), None),
+            ),
             node,
+            None,
         );
         let mut bytes = match data {
             Data::Write(bytes) => Some((tag, bytes)),
@@ -240,13 +278,25 @@ impl Inside {
     pub fn begin(&self, transfers: Vec<(Arc<[Segment]>, Parts)>) {
         let node = self.node();
         let mut core = self.lock();
+        let mut runs = core.reserve(&transfers, node);
+        if !runs.is_empty() {
+            // Other threads use the protocol while this one copies.
+            drop(core);
+            let mut next = runs.iter();
+            for (memory, parts) in &transfers {
+                for ((operation, at, _), run) in parts.iter().zip(&mut next) {
+                    let length = operation.length_bytes as usize;
+                    gather_to(memory, *at, length, &self.pool, run.bytes().start);
+                }
+            }
+            core = self.lock();
+        }
+        let mut runs = runs.drain(..);
         for (memory, parts) in transfers {
             for (operation, at, end) in parts {
-                let request = Request {
-                    bytes: Bytes::Shared(Arc::clone(&memory), at),
-                    caller: Caller::Callback(end),
-                };
-                core.begin(operation, request, node);
+                let bytes = Bytes::Shared(Arc::clone(&memory), at);
+                let request = Request::new(bytes, Caller::Callback(end));
+                core.begin(operation, request, node, runs.next());
             }
         }
         core.perform(&mut None);
@@ -295,7 +345,17 @@ impl Inside {
         // The kernel copies the frames without the lock.
         let has_more = receiver.receive();
         let mut core = self.lock();
-        core.take(receiver);
+        let copies = core.take(receiver);
+        if !copies.is_empty() {
+            // Other threads use the protocol while this one copies.
+            drop(core);
+            for copy in &copies {
+                let payload = &receiver.frame(copy.frame)[HEADER_BYTES..][..copy.length];
+                scatter(&copy.memory, copy.at, payload);
+            }
+            core = self.lock();
+            copies.iter().for_each(|copy| core.copied(copy.tag));
+        }
         core.perform(&mut None);
         self.leave(core);
         has_more
@@ -313,8 +373,8 @@ impl Inside {
         // Before the lock is acquired for this.
         let lock = self.core.status();
         let core = self.lock();
-        let names = core.links.names();
-        let nodes = core.links.nodes();
+        let names = self.links.names();
+        let nodes = self.links.nodes();
         let statuses = (0..).zip(core.initiator.channels());
         let channel = |(link, status): (usize, Option<ChannelStatus>)| {
             let nic = link % names.len();
@@ -322,6 +382,7 @@ impl Inside {
             ChannelStat {
                 nic: names[nic].clone(),
                 node: nodes[nic],
+                is_queueing: self.outboxes.is_queueing(nic),
                 is_up: known.is_some_and(|one| one.is_up),
                 round_trip_us: known.map_or(0, |one| one.round_trip.as_micros() as u64),
                 window_frames: known.map_or(0, |one| one.window),
@@ -340,7 +401,9 @@ impl Inside {
             is_spread,
             schedule_changes,
             channels: statuses.map(channel).collect(),
-            locks: vec![lock.named("protocol")],
+            locks: std::iter::once(lock.named("protocol"))
+                .chain(self.outboxes.locks())
+                .collect(),
         }
     }
 
@@ -348,7 +411,7 @@ impl Inside {
     pub fn detach(&self) {
         let mut core = self.lock();
         core.is_leaving = true;
-        let now = core.links.now();
+        let now = core.clock.now();
         core.initiator.detach(now);
         core.perform(&mut None);
         self.leave(core);
@@ -357,7 +420,7 @@ impl Inside {
     /// Unlocks the core after its outputs were performed, and does what must not be done before.
     fn leave(&self, mut core: TimedGuard<'_, Core>) {
         self.is_silent.store(core.is_silent, Ordering::Relaxed);
-        let (now, due) = (core.links.now(), core.initiator.timer());
+        let (now, due) = (core.clock.now(), core.initiator.timer());
         alarm::set(&self.timer, &mut core.timer_at, now, due);
         let wakes = std::mem::take(&mut core.wakes);
         if !wakes.is_empty() {
@@ -365,6 +428,7 @@ impl Inside {
             self.answered_ms.store(now_ms, Ordering::Relaxed);
         }
         drop(core);
+        self.outboxes.send();
         for wake in wakes {
             match wake {
                 Wake::Thread(thread) => thread.unpark(),
@@ -375,73 +439,144 @@ impl Inside {
 }
 
 impl Core {
-    /// Begins an operation of a thread on a node. Returns its tag.
-    fn begin(&mut self, operation: Operation, request: Request, node: Option<u32>) -> u64 {
+    /// Begins an operation of a thread on a node. `run`: the pages that have the bytes of a write already. Returns its tag.
+    fn begin(
+        &mut self,
+        operation: Operation,
+        request: Request,
+        node: Option<u32>,
+        run: Option<Run>,
+    ) -> u64 {
         self.tags += 1;
         self.requests.insert(self.tags, request);
-        let now = self.links.now();
-        self.initiator.submit(now, self.tags, operation, node);
+        let now = self.clock.now();
+        self.initiator
+            .submit_filled(now, self.tags, operation, node, run);
         self.tags
     }
 
-    /// Takes the frames of a receiver, and copies their payloads. The caller performs the outputs that follow from the frames afterwards.
-    fn take(&mut self, receiver: &mut Receiver) {
-        let (now, initiator) = (self.links.now(), &mut self.initiator);
+    /// Returns pages for the bytes of the first writes of some transfers, if it is worth while to copy these without the lock.
+    fn reserve(&mut self, transfers: &[(Arc<[Segment]>, Parts)], node: Option<u32>) -> Vec<Run> {
+        let parts = || transfers.iter().flat_map(|(_, parts)| parts);
+        let is_write = |operation: &Operation| matches!(operation.action, Action::Write { .. });
+        let writes = || {
+            let operations = parts().map(|(operation, ..)| *operation);
+            operations.take_while(is_write)
+        };
+        let bytes: usize = writes().map(|one| one.length_bytes as usize).sum();
+        if bytes <= COPIED_LOCKED {
+            return Vec::new();
+        }
+        writes()
+            .map_while(|operation| self.initiator.reserve(operation, node))
+            .collect()
+    }
+
+    /// Takes the frames of a receiver. The caller performs the outputs that follow from the frames afterwards. Copies their payloads, or returns which are to be copied
+    /// without the lock.
+    fn take(&mut self, receiver: &mut Receiver) -> Vec<Copy> {
+        let (now, initiator) = (self.clock.now(), &mut self.initiator);
         let requests = &mut self.requests;
-        receiver.take(|nic, frame| {
+        let mut copies: Vec<Copy> = Vec::new();
+        receiver.take(|frame_place, nic, frame| {
             if let Some((place, payload)) = initiator.on_frame(now, nic, frame)
                 && let Some(request) = requests.get_mut(&place.tag)
             {
                 let at = place.at_bytes as usize;
                 match &mut request.bytes {
                     Bytes::Own(data) => data[at..at + payload.len()].copy_from_slice(payload),
-                    Bytes::Shared(memory, start) => scatter(memory, *start + at, payload),
+                    Bytes::Shared(memory, start) => {
+                        request.copying += 1;
+                        copies.push(Copy {
+                            tag: place.tag,
+                            memory: Arc::clone(memory),
+                            at: *start + at,
+                            frame: frame_place,
+                            length: payload.len(),
+                        });
+                    }
                 }
             }
         });
+        let bytes: usize = copies.iter().map(|copy| copy.length).sum();
+        if bytes > COPIED_LOCKED {
+            return copies;
+        }
+        for copy in copies {
+            let payload = &receiver.frame(copy.frame)[HEADER_BYTES..][..copy.length];
+            scatter(&copy.memory, copy.at, payload);
+            self.copied(copy.tag);
+        }
+        Vec::new()
+    }
+
+    /// Notes that a payload was copied.
+    fn copied(&mut self, tag: u64) {
+        let Some(request) = self.requests.get_mut(&tag) else {
+            return;
+        };
+        request.copying -= 1;
+        if request.copying == 0
+            && let Some(result) = request.ended.take()
+        {
+            self.done(tag, result);
+        }
+    }
+
+    /// Ends a request, or lets the last thread do so that copies its bytes.
+    fn done(&mut self, tag: u64, result: Result<(), i32>) {
+        let Some(request) = self.requests.get_mut(&tag) else {
+            return;
+        };
+        if request.copying > 0 {
+            request.ended = Some(result);
+            return;
+        }
+        match &mut request.caller {
+            Caller::Thread(thread, ended) => {
+                *ended = Some(result);
+                let thread = thread.clone();
+                self.wakes.push(Wake::Thread(thread));
+            }
+            Caller::Callback(_) => {
+                let request = self.requests.remove(&tag);
+                if let Some(Caller::Callback(end)) = request.map(|r| r.caller) {
+                    self.wakes.push(Wake::End(end, result));
+                }
+            }
+        }
     }
 
     /// Has the protocol do what is due, and performs its outputs. `bytes`: the write that this thread submits; taken if it was copied.
     fn perform(&mut self, bytes: &mut Option<(u64, &[u8])>) {
-        self.initiator.poll(self.links.now());
+        self.initiator.poll(self.clock.now());
         while let Some(output) = self.initiator.next_output() {
             match output {
-                InitiatorOutput::Send(frame) => self.links.queue(frame),
+                InitiatorOutput::Send(frame) => {
+                    let has_pool = matches!(frame.body, Body::Pool { .. });
+                    let pool = has_pool.then(|| Arc::clone(&self.pool));
+                    self.outboxes.add(frame, pool);
+                }
                 InitiatorOutput::Fill { tag, run } => {
-                    // The queued frames may refer to the former bytes of these pages.
-                    self.links.send_queued(|_| self.pool.as_slice());
-                    let to = &mut self.pool.as_mut_slice()[run.bytes()];
+                    let to = run.bytes();
                     match bytes.take_if(|(own, _)| *own == tag) {
-                        Some((_, bytes)) => to.copy_from_slice(bytes),
+                        Some((_, bytes)) => self.pool.copy_in(to.start, bytes),
                         None => {
                             let request = self.requests.get_mut(&tag);
                             match request.map(|request| &mut request.bytes) {
                                 Some(Bytes::Own(data)) => {
-                                    to.copy_from_slice(data);
+                                    self.pool.copy_in(to.start, data);
                                     *data = Vec::new();
                                 }
-                                Some(Bytes::Shared(memory, start)) => gather(memory, *start, to),
+                                Some(Bytes::Shared(memory, start)) => {
+                                    gather_to(memory, *start, to.len(), &self.pool, to.start);
+                                }
                                 None => {}
                             }
                         }
                     }
                 }
-                InitiatorOutput::Done { tag, result } => {
-                    match self.requests.get_mut(&tag).map(|r| &mut r.caller) {
-                        Some(Caller::Thread(thread, ended)) => {
-                            *ended = Some(result);
-                            let thread = thread.clone();
-                            self.wakes.push(Wake::Thread(thread));
-                        }
-                        Some(Caller::Callback(_)) => {
-                            let request = self.requests.remove(&tag);
-                            if let Some(Caller::Callback(end)) = request.map(|r| r.caller) {
-                                self.wakes.push(Wake::End(end, result));
-                            }
-                        }
-                        None => {}
-                    }
-                }
+                InitiatorOutput::Done { tag, result } => self.done(tag, result),
                 InitiatorOutput::Attached(attached) => {
                     self.attached = Some(attached);
                     self.wake();
@@ -475,7 +610,6 @@ impl Core {
                 }
             }
         }
-        self.links.send_queued(|_| self.pool.as_slice());
     }
 
     fn wake(&mut self) {

@@ -1,17 +1,17 @@
 //! The packet sockets of a target or an initiator.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jericho_format::wire::{HEADER_BYTES, MTU_MIN, PAYLOAD_BYTES_MAX};
 use jericho_packet::BorrowError;
-use jericho_remote::{Body, Entropy, Frame, Link};
+use jericho_remote::{Entropy, Link};
 use jericho_sys::packet::{self, Frames, PacketError, PacketSocket};
 use jericho_sys::{process, service};
 use jericho_topology::Topology;
-use zerocopy::IntoBytes;
 
+use crate::outbox::{Mode, Outboxes};
 use crate::placement;
 
 /// What is asked for as a receive buffer.
@@ -20,7 +20,7 @@ const RECEIVE_BYTES: usize = 8 << 20;
 const FRAME_COST_BYTES: usize = 16 << 10;
 /// Limits of the number of frames that a peer may have in flight.
 const CREDITS: std::ops::RangeInclusive<usize> = 4..=896;
-/// Frames that are sent with one system call, and frames taken from one socket before the others have their turn.
+/// Frames that are taken from one socket before the others have their turn.
 const FRAMES_AT_ONCE: usize = 32;
 /// Room for the largest frame.
 const FRAME_BYTES_MAX: usize = HEADER_BYTES + PAYLOAD_BYTES_MAX + 64;
@@ -62,10 +62,19 @@ pub(crate) struct Links {
     nodes: Vec<Option<u32>>,
     /// Channels on each interface.
     channels: u16,
-    queued: Vec<Frame>,
-    /// Room for the frames with keys that are sent together.
-    room: Vec<Vec<u8>>,
-    start: Instant,
+    clock: Clock,
+}
+
+/// The time of the protocol.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock(Instant);
+
+impl Clock {
+    /// Returns the time.
+    pub fn now(self) -> Duration {
+        // Not zero: a time before the start must be possible.
+        self.0.elapsed() + Duration::from_secs(1000)
+    }
 }
 
 impl Links {
@@ -98,9 +107,7 @@ impl Links {
             names: Arc::new(interfaces.to_vec()),
             sockets: Arc::new(sockets),
             channels,
-            queued: Vec::new(),
-            room: vec![Vec::new(); FRAMES_AT_ONCE],
-            start: Instant::now(),
+            clock: Clock(Instant::now()),
         })
     }
 
@@ -148,42 +155,14 @@ impl Links {
         &self.names
     }
 
-    /// Returns the time of the protocol.
-    pub fn now(&self) -> Duration {
-        // Not zero: a time before the start must be possible.
-        self.start.elapsed() + Duration::from_secs(1000)
+    /// Returns the clock of the protocol.
+    pub fn clock(&self) -> Clock {
+        self.clock
     }
 
-    /// Keeps a frame until `send_queued`.
-    pub fn queue(&mut self, frame: Frame) {
-        self.queued.push(frame);
-    }
-
-    /// Sends the queued frames. Frames of one link share a system call. `pool_of` returns the pool of a session. The protocol repeats a frame that the kernel does
-    /// not take.
-    pub fn send_queued<'p>(&mut self, pool_of: impl Fn(u64) -> &'p [u8]) {
-        // The protocol takes links in turn. The order of frames on different links does not matter.
-        self.queued.sort_by_key(|frame| frame.link);
-        let of_one_link = |one: &Frame, other: &Frame| one.link == other.link;
-        for frames in self.queued.chunk_by(of_one_link) {
-            for frames in frames.chunks(FRAMES_AT_ONCE) {
-                let sealed: Vec<_> = frames
-                    .iter()
-                    .zip(&mut self.room)
-                    .map(|(frame, room)| match frame.body {
-                        Body::Pool { session, .. } => frame.sealed(pool_of(session), room),
-                        Body::Bytes(_) => frame.sealed(&[], room),
-                    })
-                    .collect();
-                let pieces: Vec<_> = sealed
-                    .iter()
-                    .map(|(header, payload)| [header.as_bytes(), payload].map(IoSlice::new))
-                    .collect();
-                let nic = usize::from(frames[0].link) % self.sockets.len();
-                send_all(&self.sockets[nic], &pieces);
-            }
-        }
-        self.queued.clear();
+    /// Returns what sends frames.
+    pub fn outboxes(&self, mode: Mode) -> Outboxes {
+        Outboxes::new(&self.sockets, &self.names, mode)
     }
 }
 
@@ -193,6 +172,10 @@ pub(crate) struct Receiver {
     names: Arc<Vec<String>>,
     batches: Vec<Batch>,
 }
+
+/// The place of a frame among those that were received last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place(usize, usize);
 
 struct Batch {
     nic: u16,
@@ -232,13 +215,21 @@ impl Receiver {
         has_more
     }
 
-    /// Gives the frames that `receive` has received to `take`, with the number of the interface. `take` may decrypt them in place.
-    pub fn take(&mut self, mut take: impl FnMut(u16, &mut [u8])) {
-        for batch in self.batches.iter_mut().filter(|batch| batch.has_frames) {
-            for frame in batch.frames.iter_mut() {
-                take(batch.nic, frame);
+    /// Gives the frames that `receive` has received to `take`, with their place and the number of the interface. `take` may decrypt them in place.
+    pub fn take(&mut self, mut take: impl FnMut(Place, u16, &mut [u8])) {
+        for (at, batch) in self.batches.iter_mut().enumerate() {
+            if !batch.has_frames {
+                continue;
+            }
+            for (number, frame) in batch.frames.iter_mut().enumerate() {
+                take(Place(at, number), batch.nic, frame);
             }
         }
+    }
+
+    /// Returns the frame at a place, as `take` has left it.
+    pub fn frame(&self, Place(at, number): Place) -> &[u8] {
+        self.batches[at].frames.iter().nth(number).unwrap_or(&[])
     }
 }
 
@@ -252,17 +243,6 @@ fn open(interface: &str, ethertype: u16) -> Result<PacketSocket, LinkError> {
             Ok(jericho_packet::borrow(interface, ethertype, RECEIVE_BYTES)?)
         }
         opened => Ok(opened?),
-    }
-}
-
-/// Sends frames. Leaves out those that the kernel refuses.
-fn send_all(socket: &PacketSocket, mut frames: &[[IoSlice<'_>; 2]]) {
-    while !frames.is_empty() {
-        let taken = socket.send_many(frames).unwrap_or_else(|error| {
-            tracing::trace!(%error, "a frame was not sent");
-            1
-        });
-        frames = &frames[taken.max(1)..];
     }
 }
 

@@ -86,17 +86,49 @@ impl<T> TimedLock<T> {
 
     /// Acquires the lock. Ends the process if a thread has panicked with it: what it protects may be half changed.
     pub fn lock(&self) -> TimedGuard<'_, T> {
-        let guard = match self.inner.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(error)) => poisoned(error),
-            Err(TryLockError::WouldBlock) => {
-                let start = Instant::now();
-                let guard = self.inner.lock().unwrap_or_else(poisoned);
-                add(&self.counts.waits, 1);
-                add(&self.counts.wait_ns, start.elapsed().as_nanos() as u64);
-                guard
-            }
-        };
+        self.try_lock().unwrap_or_else(|| {
+            let start = Instant::now();
+            let guard = self.inner.lock().unwrap_or_else(poisoned);
+            self.waited(start);
+            self.acquired(guard)
+        })
+    }
+
+    /// Acquires the lock if no other thread has it.
+    pub fn try_lock(&self) -> Option<TimedGuard<'_, T>> {
+        match self.inner.try_lock() {
+            Ok(guard) => Some(self.acquired(guard)),
+            Err(TryLockError::Poisoned(error)) => Some(self.acquired(poisoned(error))),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Acquires the lock when `ready` holds. Whoever changes that notifies `changed`. All the time until then counts as waiting.
+    pub fn lock_when(
+        &self,
+        changed: &Condvar,
+        mut ready: impl FnMut(&T) -> bool,
+    ) -> TimedGuard<'_, T> {
+        if let Some(guard) = self.try_lock()
+            && ready(&guard)
+        {
+            return guard;
+        }
+        let start = Instant::now();
+        let guard = self.inner.lock().unwrap_or_else(poisoned);
+        let waits = |value: &mut T| !ready(value);
+        let guard = changed.wait_while(guard, waits).unwrap_or_else(poisoned);
+        self.waited(start);
+        self.acquired(guard)
+    }
+
+    /// Counts a wait of the holder.
+    fn waited(&self, since: Instant) {
+        add(&self.counts.waits, 1);
+        add(&self.counts.wait_ns, since.elapsed().as_nanos() as u64);
+    }
+
+    fn acquired<'l>(&'l self, guard: MutexGuard<'l, T>) -> TimedGuard<'l, T> {
         let number = self.counts.acquisitions.load(Ordering::Relaxed);
         add(&self.counts.acquisitions, 1);
         TimedGuard {

@@ -5,8 +5,8 @@ use std::io;
 use std::ops::Range;
 
 use jericho_format::PAGE_BYTES;
-use jericho_storage::AlignedBuffer;
-use jericho_sys::{affinity, memory, rseq};
+use jericho_sys::memory::Mapping;
+use jericho_sys::{affinity, rseq};
 use jericho_topology::{NodeId, Topology};
 
 /// Returns the nodes of this machine.
@@ -52,9 +52,14 @@ pub(crate) fn pin(topology: &Topology, node: Option<u32>) {
     }
 }
 
-/// Returns memory for a pool of pages, of which some belong to nodes.
-pub(crate) fn pool(topology: &Topology, pages: u32, own: &[(u32, Range<u32>)]) -> AlignedBuffer {
-    let mut pool = AlignedBuffer::new(pages as usize * PAGE_BYTES as usize);
+/// Returns memory for a pool of pages, of which some belong to nodes. Fails if there is none.
+pub(crate) fn pool(
+    topology: &Topology,
+    pages: u32,
+    own: &[(u32, Range<u32>)],
+) -> io::Result<Mapping> {
+    let page_bytes = PAGE_BYTES as usize;
+    let pool = Mapping::create("jericho-pool", pages as usize * page_bytes, false)?;
     for (node, range) in own {
         let kernel_node = id(*node)
             .and_then(|id| topology.node(id))
@@ -62,13 +67,12 @@ pub(crate) fn pool(topology: &Topology, pages: u32, own: &[(u32, Range<u32>)]) -
         let Some(kernel_node) = kernel_node else {
             continue;
         };
-        let bytes =
-            range.start as usize * PAGE_BYTES as usize..range.end as usize * PAGE_BYTES as usize;
-        if let Err(error) = memory::prefer_node(&mut pool.as_mut_slice()[bytes], kernel_node) {
+        let bytes = range.start as usize * page_bytes..range.end as usize * page_bytes;
+        if let Err(error) = pool.prefer(bytes, kernel_node) {
             tracing::warn!(%error, "the memory for frames of node {node} may be on another one");
         }
     }
-    pool
+    Ok(pool)
 }
 
 fn number(node: NodeId) -> u32 {

@@ -2,7 +2,8 @@
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use jericho_remote::Owner;
@@ -16,15 +17,19 @@ pub(crate) type Written = (usize, Owner, bool);
 pub(crate) struct Recorder {
     /// Dropping it ends the thread.
     records: Option<Sender<(usize, Owner)>>,
-    written: Receiver<Written>,
+    written: Arc<Mutex<Vec<Written>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Recorder {
-    /// Starts the thread. `bell` is non-blocking, and becomes readable at its other end when a record was written, or could not be.
-    pub fn start(record: OwnerRecord, bell: UnixStream) -> io::Result<Recorder> {
+    /// Starts the thread. Returns it with a socket that does not block, and that becomes readable when a record was written, or could not be.
+    pub fn start(record: OwnerRecord) -> io::Result<(Recorder, UnixStream)> {
+        let (bell, rung) = UnixStream::pair()?;
+        bell.set_nonblocking(true)?;
+        rung.set_nonblocking(true)?;
         let (records, to_write) = channel::<(usize, Owner)>();
-        let (send, written) = channel();
+        let written: Arc<Mutex<Vec<Written>>> = Arc::default();
+        let ended = Arc::clone(&written);
         let thread = service::spawn("serve-record", move || {
             for (export, owner) in to_write {
                 let result = record.write(&owner);
@@ -32,18 +37,17 @@ impl Recorder {
                     let path = record.path().display();
                     tracing::error!(%error, "cannot record the owner of the export in {path}; no client can attach it");
                 }
-                if send.send((export, owner, result.is_ok())).is_err() {
-                    return;
-                }
+                lock(&ended).push((export, owner, result.is_ok()));
                 // EAGAIN: many bytes are there already.
                 let _ = (&bell).write(&[1]);
             }
         })?;
-        Ok(Recorder {
+        let recorder = Recorder {
             records: Some(records),
             written,
             thread: Some(thread),
-        })
+        };
+        Ok((recorder, rung))
     }
 
     /// Writes a record. Records are written in order.
@@ -56,7 +60,7 @@ impl Recorder {
 
     /// Returns the records that were written since the last call.
     pub fn take_written(&self) -> Vec<Written> {
-        self.written.try_iter().collect()
+        std::mem::take(&mut *lock(&self.written))
     }
 }
 
@@ -69,4 +73,9 @@ impl Drop for Recorder {
             let _ = thread.join();
         }
     }
+}
+
+/// Ignores poisoning: a list is never half changed.
+fn lock(written: &Mutex<Vec<Written>>) -> MutexGuard<'_, Vec<Written>> {
+    written.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -12,6 +12,7 @@ use jericho_topology::Topology;
 use crate::device::{AttachConfig, AttachError, RemoteDevice, holder};
 use crate::key_file::read_key;
 use crate::links::interfaces;
+use crate::outbox::Mode;
 use crate::url::Remote;
 
 /// What the devices of a process have in common.
@@ -35,6 +36,8 @@ pub struct RemoteOptions {
     pub scheduler: Scheduler,
     /// Channels on each interface, at least 1.
     pub channels: u16,
+    /// Who sends frames.
+    pub mode: Mode,
     /// The machine's NUMA nodes: `auto`, `virtual:N`, or the path of a topology file.
     pub topology: String,
 }
@@ -77,6 +80,8 @@ impl EtherRemotes {
             key,
             scheduler: options.scheduler,
             channels: options.channels,
+            mode: options.mode,
+            batches: true,
             topology: Arc::new(topology),
             remote,
             interfaces,

@@ -1,41 +1,30 @@
-//! A target: one thread that has the sockets and the protocol.
+//! A target: starts its threads, and ends them. `serving` has what the threads share.
 
-use std::collections::HashMap;
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
-use jericho_format::wire::{FRAMES_PER_KEY, mac_text};
-use jericho_remote::{
-    Action, Client, ExportConfig, Owner, Security, Strange, Target, TargetConfig, TargetOutput,
-    Work, hexadecimal,
-};
-use jericho_storage::{AlignedBuffer, Device};
-use jericho_sys::poller::Poller;
+use jericho_format::wire::FRAMES_PER_KEY;
+use jericho_remote::{Client, ExportConfig, Owner, Security, Target, TargetConfig};
+use jericho_storage::Device;
 use jericho_sys::service;
-use jericho_sys::timer::Timer;
 use jericho_topology::Topology;
 
-use crate::alarm;
-use crate::links::{LinkError, Links, Receiver, entropy};
+use crate::links::{LinkError, Links, entropy};
+use crate::outbox::Mode;
 use crate::owner::OwnerRecord;
-use crate::placement;
 use crate::recorder::Recorder;
 use crate::reserve::reserve;
+use crate::serving::{Receiving, Serving};
 use crate::url::Remote;
-use crate::workers::{Ended, Job, Workers};
+use crate::workers::Workers;
 
 /// Slots of a session.
 const SLOTS: u16 = 256;
 /// Pages of the pool of a session: 64 MiB.
 const POOL_PAGES: u32 = 16_384;
-/// Key of the bell in the poller. Sockets have their number.
-const BELL: u64 = u64::MAX;
-const TIMER: u64 = u64::MAX - 1;
 
 /// What a target serves, and how.
 #[derive(Clone, Debug)]
@@ -58,6 +47,8 @@ pub struct ServeConfig {
     pub clients: Vec<Client>,
     /// The machine's NUMA nodes.
     pub topology: Arc<Topology>,
+    /// Who sends frames.
+    pub mode: Mode,
     /// Directory of the record of the export's owner. `None`: no record, so that no initiator can go on after a restart.
     pub state: Option<PathBuf>,
 }
@@ -108,10 +99,14 @@ pub enum ServeError {
 
 /// A running target.
 pub struct Server {
-    /// Dropping it ends the thread.
-    stop: Option<Sender<()>>,
-    bell: UnixStream,
-    thread: Option<JoinHandle<()>>,
+    serving: Arc<Serving>,
+    workers: Arc<Workers>,
+    /// Ends the threads that receive when it is closed.
+    stop: Option<UnixStream>,
+    receivers: Vec<JoinHandle<()>>,
+    /// Threads that make the device's calls.
+    calling: Vec<JoinHandle<()>>,
+    _claims: Vec<UnixListener>,
 }
 
 impl Server {
@@ -124,7 +119,6 @@ impl Server {
             }
         }
         let links = Links::open(&config.interfaces, config.ethertype, &config.topology, 1)?;
-        let receiver = links.receiver((0..config.interfaces.len() as u16).collect());
         let claims = claim_interfaces(config)?;
         let record = open_record(&*device, config)?;
         let last_owner = match &record {
@@ -135,71 +129,56 @@ impl Server {
             None => None,
         };
         let target = target_of(&*device, config, &links, last_owner)?;
-        let (near, far) = UnixStream::pair().map_err(failed("make a socket"))?;
-        for end in [&near, &far] {
-            end.set_nonblocking(true).map_err(failed("make a socket"))?;
-        }
-        let poller = Poller::new().map_err(failed("watch sockets"))?;
-        for (nic, socket) in receiver.sockets() {
-            let added = poller.add(socket, nic.into());
-            added.map_err(failed("watch sockets"))?;
-        }
-        poller.add(&near, BELL).map_err(failed("watch sockets"))?;
-        let timer = Timer::new().map_err(failed("make a timer"))?;
-        poller.add(&timer, TIMER).map_err(failed("watch a timer"))?;
-        let bell = far.try_clone().map_err(failed("make a socket"))?;
-        let recorder = match record {
-            Some(record) => {
-                let bell = far.try_clone().map_err(failed("make a socket"))?;
-                Some(Recorder::start(record, bell).map_err(failed("start threads"))?)
-            }
-            None => None,
-        };
-        let workers = Workers::start(device, far).map_err(failed("start threads"))?;
-        let (stop, stopped) = channel();
-        let serving = Serving {
+        let (stop, stopped) = UnixStream::pair().map_err(failed("make a socket"))?;
+        let recorder = record.map(Recorder::start).transpose();
+        let (recorder, bell) = recorder.map_err(failed("start threads"))?.unzip();
+        let topology = &config.topology;
+        let outboxes = links.outboxes(config.mode);
+        let started = outboxes.start(topology, links.nodes());
+        started.map_err(failed("start threads"))?;
+        let workers = Arc::new(Workers::new(device, links.nodes()));
+        let serving = Serving::new(
             target,
-            links,
-            receiver,
-            topology: Arc::clone(&config.topology),
-            poller,
-            timer,
-            timer_at: None,
-            workers,
-            bell: near,
-            pools: HashMap::new(),
+            links.clock(),
+            outboxes,
+            Arc::clone(&workers),
             recorder,
-            stopped,
+            Arc::clone(topology),
+        );
+        let serving = Arc::new(serving.map_err(failed("make a timer"))?);
+        let mut server = Server {
+            serving: Arc::clone(&serving),
+            workers: Arc::clone(&workers),
+            stop: Some(stop),
+            receivers: Vec::new(),
+            calling: Vec::new(),
             _claims: claims,
         };
-        // All interfaces of a target have one thread. It runs on their node if they have only one.
-        let groups = placement::groups(serving.links.nodes());
-        let node = match &groups[..] {
-            [(node, _)] => *node,
-            _ => None,
-        };
-        let thread = service::spawn("serve", move || {
-            placement::pin(&serving.topology, node);
-            serving.run();
-        });
-        Ok(Server {
-            stop: Some(stop),
-            bell,
-            thread: Some(thread.map_err(failed("start threads"))?),
-        })
+        let ended = Arc::clone(&serving);
+        let calling = workers.start(topology, move |end| ended.ended(end));
+        server.calling = calling.map_err(failed("start threads"))?;
+        let receiving = Receiving::new(&links, &serving, bell, &stopped);
+        for one in receiving.map_err(failed("watch sockets"))? {
+            let serving = Arc::clone(&serving);
+            let thread = service::spawn(one.name(), move || one.run(&serving));
+            server
+                .receivers
+                .push(thread.map_err(failed("start threads"))?);
+        }
+        Ok(server)
     }
 }
 
 impl Drop for Server {
-    /// Waits for the operations that the device has begun. Sends nothing: initiators find the target again when it is back.
+    /// Waits for the operations that the device has begun. Initiators find the target again when it is back.
     fn drop(&mut self) {
         drop(self.stop.take());
-        // EAGAIN: many bytes are there already.
-        let _ = io::Write::write(&mut self.bell, &[1]);
-        if let Some(thread) = self.thread.take() {
-            // A panic in a thread has ended the process.
+        self.workers.close();
+        // A panic in a thread has ended the process.
+        for thread in self.receivers.drain(..).chain(self.calling.drain(..)) {
             let _ = thread.join();
         }
+        self.serving.stop();
     }
 }
 
@@ -251,206 +230,6 @@ fn open_record(
             source,
         },
     })
-}
-
-struct Serving {
-    target: Target,
-    links: Links,
-    receiver: Receiver,
-    topology: Arc<Topology>,
-    poller: Poller,
-    timer: Timer,
-    /// When the timer ends.
-    timer_at: Option<Duration>,
-    workers: Workers,
-    /// Readable when an operation has ended, or the server must stop.
-    bell: UnixStream,
-    /// Session -> its memory.
-    pools: HashMap<u64, AlignedBuffer>,
-    /// Writes the record of the owner, if there is one.
-    recorder: Option<Recorder>,
-    _claims: Vec<UnixListener>,
-    /// Closed when the server must stop.
-    stopped: mpsc::Receiver<()>,
-}
-
-impl Serving {
-    fn run(mut self) {
-        let mut ready = Vec::new();
-        let mut has_more = false;
-        loop {
-            let (now, due) = (self.links.now(), self.target.timer());
-            alarm::set(&self.timer, &mut self.timer_at, now, due);
-            let timeout = has_more.then_some(Duration::ZERO);
-            ready.clear();
-            if let Err(error) = self.poller.wait(&mut ready, timeout) {
-                tracing::error!(%error, "cannot wait for frames");
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            if ready.contains(&BELL) {
-                let mut bytes = [0; 64];
-                while matches!((&self.bell).read(&mut bytes), Ok(1..)) {}
-                if let Err(mpsc::TryRecvError::Disconnected) = self.stopped.try_recv() {
-                    return;
-                }
-            }
-            if ready.contains(&TIMER) {
-                self.timer.clear();
-            }
-            for ended in self.workers.take_ended() {
-                self.ended(ended);
-            }
-            self.recorded();
-            has_more = self.receive();
-            let now = self.links.now();
-            self.target.poll(now);
-            while self.perform() {
-                // Operations that ended meanwhile have completions to send.
-                let now = self.links.now();
-                self.target.poll(now);
-            }
-        }
-    }
-
-    /// Takes frames. Each one's payload is copied before what follows from it begins.
-    fn receive(&mut self) -> bool {
-        let has_more = self.receiver.receive();
-        let (now, target, pools) = (self.links.now(), &mut self.target, &mut self.pools);
-        self.receiver.take(|link, frame| {
-            if let Some((place, payload)) = target.on_frame(now, link, frame)
-                && let Some(pool) = pools.get_mut(&place.session)
-            {
-                let at = place.at_bytes as usize;
-                pool.as_mut_slice()[at..at + payload.len()].copy_from_slice(payload);
-            }
-        });
-        has_more
-    }
-
-    fn ended(&mut self, ended: Ended) {
-        if let Work::Request {
-            session,
-            operation,
-            run,
-            ..
-        } = ended.work
-            && operation.action == Action::Read
-            && ended.result.is_ok()
-            && let Some(pool) = self.pools.get_mut(&session)
-        {
-            pool.as_mut_slice()[run.bytes()].copy_from_slice(ended.data.as_slice());
-        }
-        self.target.ended(ended.work, ended.result);
-    }
-
-    /// Performs the outputs of the protocol. Returns whether operations have ended meanwhile.
-    fn perform(&mut self) -> bool {
-        let mut has_ended = false;
-        while let Some(output) = self.target.next_output() {
-            match output {
-                TargetOutput::Send(frame) => self.links.queue(frame),
-                TargetOutput::Stranger { mac, key, why } => {
-                    let (mac, key) = (mac_text(&mac), hexadecimal(&key));
-                    let why = match why {
-                        Strange::OtherSecurity => {
-                            "it has no key, or was told of another protection than this host's"
-                        }
-                        Strange::UnknownKey => "no --client has its key",
-                        Strange::Forged => {
-                            "its frame was not made with the key; somebody may have changed it on the way"
-                        }
-                    };
-                    tracing::warn!("the client at {mac} was refused: {why} (fingerprint {key})");
-                }
-                TargetOutput::OpenPool {
-                    session,
-                    pages,
-                    client,
-                } => {
-                    tracing::info!(session, client, "a session begins");
-                    let own = self.target.own_pages();
-                    let pool = placement::pool(&self.topology, pages, &own);
-                    self.pools.insert(session, pool);
-                }
-                TargetOutput::ClosePool { session } => {
-                    let (work, ended) = self.workers.locks();
-                    tracing::info!(
-                        session,
-                        ?work,
-                        ?ended,
-                        "a session has ended; these are the locks of operations that wait and that have ended"
-                    );
-                    self.send_queued();
-                    self.pools.remove(&session);
-                }
-                TargetOutput::Execute(work) => has_ended |= self.execute(work),
-                TargetOutput::RecordOwner { export, owner } => self.record_owner(export, owner),
-            }
-        }
-        self.send_queued();
-        has_ended
-    }
-
-    fn send_queued(&mut self) {
-        let pools = &self.pools;
-        let pool_of = |session| pools.get(&session).map_or(&[][..], AlignedBuffer::as_slice);
-        self.links.send_queued(pool_of);
-    }
-
-    /// Begins an operation. Returns whether it has ended already.
-    fn execute(&mut self, work: Work) -> bool {
-        let mut data = AlignedBuffer::new(0);
-        if let Work::Request {
-            session,
-            operation,
-            run,
-            ..
-        } = work
-            && operation.data_pages() > 0
-        {
-            data = AlignedBuffer::new(operation.length_bytes as usize);
-            if operation.is_change()
-                && let Some(pool) = self.pools.get(&session)
-            {
-                data.as_mut_slice()
-                    .copy_from_slice(&pool.as_slice()[run.bytes()]);
-            }
-        }
-        let Some(ended) = self.workers.submit(Job { work, data }) else {
-            return false;
-        };
-        self.ended(ended);
-        true
-    }
-
-    /// Records the owner, on a thread of its own: the target answers meanwhile.
-    fn record_owner(&mut self, export: usize, owner: Owner) {
-        match &self.recorder {
-            Some(recorder) => recorder.submit(export, owner),
-            None if owner.is_attached => {
-                let now = self.links.now();
-                self.target.owner_recorded(now, export);
-            }
-            None => {}
-        }
-    }
-
-    /// Takes the records that were written.
-    fn recorded(&mut self) {
-        let Some(recorder) = &self.recorder else {
-            return;
-        };
-        for (export, owner, is_written) in recorder.take_written() {
-            match is_written {
-                true if owner.is_attached => {
-                    let now = self.links.now();
-                    self.target.owner_recorded(now, export);
-                }
-                false if owner.is_attached => self.target.owner_failed(export),
-                _ => {}
-            }
-        }
-    }
 }
 
 /// Reserves the interfaces: two targets with one Ethertype on one interface would each answer for the other's sessions.

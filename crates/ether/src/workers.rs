@@ -1,45 +1,44 @@
-//! Threads that make the blocking calls of a target's device.
+//! Threads that make the blocking calls of a target's device: some for each node that has network interfaces.
 
 use std::collections::VecDeque;
-use std::io::{self, Write};
-use std::os::unix::net::UnixStream;
+use std::io;
 use std::sync::{Arc, Condvar};
 use std::thread::JoinHandle;
 
-use jericho_remote::{Action, Operation, Work, WorkError};
+use jericho_remote::{Action, Operation, Run, Work, WorkError};
 use jericho_storage::{AlignedBuffer, Device, IoError};
+use jericho_sys::memory::Mapping;
 use jericho_sys::{errno, service};
+use jericho_topology::Topology;
 
 use crate::lock::{LockStatus, TimedLock};
+use crate::placement;
 
-/// Number of threads: enough for the depth at which a disk reaches its rate.
+/// Number of threads for each node: enough for the depth at which a disk reaches its rate.
 const THREADS: usize = 8;
 
-/// An operation of the device, with the memory of its data.
+/// An operation of the device, and the pool that has its data.
 pub(crate) struct Job {
     pub work: Work,
-    pub data: AlignedBuffer,
+    pub pool: Option<Arc<Mapping>>,
 }
 
-/// The end of an operation. A read has its data.
+/// The end of an operation. The data of a read is in the pool.
 pub(crate) struct Ended {
     pub work: Work,
-    pub data: AlignedBuffer,
     pub result: Result<(), WorkError>,
 }
 
+/// The operations that wait, by node. A thread takes those of its node only, so the device's data stays on the node of the network interface.
 pub(crate) struct Workers {
-    shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    device: Arc<dyn Device>,
+    queues: Vec<Queue>,
 }
 
-struct Shared {
-    device: Arc<dyn Device>,
+struct Queue {
+    node: Option<u32>,
     jobs: TimedLock<Jobs>,
     changed: Condvar,
-    ended: TimedLock<Vec<Ended>>,
-    /// A byte in it wakes the owner.
-    bell: UnixStream,
 }
 
 #[derive(Default)]
@@ -49,85 +48,104 @@ struct Jobs {
 }
 
 impl Workers {
-    /// Starts threads. `bell` is non-blocking, and becomes readable at its other end when operations have ended.
-    pub fn start(device: Arc<dyn Device>, bell: UnixStream) -> io::Result<Workers> {
-        let shared = Arc::new(Shared {
-            device,
+    /// Returns queues without operations, one for each node of the network interfaces.
+    pub fn new(device: Arc<dyn Device>, nodes: &[Option<u32>]) -> Workers {
+        let queue = |(node, _)| Queue {
+            node,
             jobs: TimedLock::new(Jobs::default()),
             changed: Condvar::new(),
-            ended: TimedLock::new(Vec::new()),
-            bell,
-        });
-        let mut workers = Workers {
-            shared,
-            threads: Vec::new(),
         };
-        for number in 0..THREADS {
-            let shared = Arc::clone(&workers.shared);
-            let thread = service::spawn(format!("serve-io-{number}"), move || shared.work())?;
-            workers.threads.push(thread);
-        }
-        Ok(workers)
-    }
-
-    /// Begins an operation. Returns its end if the device needs no thread for it.
-    pub fn submit(&self, job: Job) -> Option<Ended> {
-        if self.shared.device.is_instant() {
-            return Some(self.shared.perform(job));
-        }
-        self.shared.jobs.lock().waiting.push_back(job);
-        self.shared.changed.notify_one();
-        None
-    }
-
-    /// Returns what is known of the locks of waiting and of ended operations.
-    pub fn locks(&self) -> (LockStatus, LockStatus) {
-        (self.shared.jobs.status(), self.shared.ended.status())
-    }
-
-    /// Returns the operations that have ended since the last call.
-    pub fn take_ended(&self) -> Vec<Ended> {
-        std::mem::take(&mut *self.shared.ended.lock())
-    }
-}
-
-impl Drop for Workers {
-    /// Waits for the operations that have begun.
-    fn drop(&mut self) {
-        self.shared.jobs.lock().is_closed = true;
-        self.shared.changed.notify_all();
-        for thread in self.threads.drain(..) {
-            // A panic in a thread has ended the process.
-            let _ = thread.join();
+        let groups = placement::groups(nodes);
+        Workers {
+            device,
+            queues: groups.into_iter().map(queue).collect(),
         }
     }
-}
 
-impl Shared {
-    fn work(&self) {
-        while let Some(job) = self.next() {
-            let ended = self.perform(job);
-            let was_empty = {
-                let mut all = self.ended.lock();
-                all.push(ended);
-                all.len() == 1
-            };
-            if was_empty {
-                // EAGAIN: many bytes are there already.
-                let _ = (&self.bell).write(&[1]);
+    /// Starts the threads. `end` takes the end of each operation.
+    pub fn start<E>(
+        self: &Arc<Workers>,
+        topology: &Arc<Topology>,
+        end: E,
+    ) -> io::Result<Vec<JoinHandle<()>>>
+    where
+        E: Fn(Ended) + Clone + Send + 'static,
+    {
+        let mut threads = Vec::new();
+        for queue in 0..self.queues.len() {
+            for _ in 0..THREADS {
+                let (workers, topology) = (Arc::clone(self), Arc::clone(topology));
+                let end = end.clone();
+                let name = format!("serve-io-{}", threads.len());
+                threads.push(service::spawn(name, move || {
+                    let queue = &workers.queues[queue];
+                    placement::pin(&topology, queue.node);
+                    let mut buffer = AlignedBuffer::new(0);
+                    while let Some(job) = queue.next() {
+                        end(workers.perform(job, &mut buffer));
+                    }
+                })?);
             }
         }
+        Ok(threads)
     }
 
-    fn perform(&self, mut job: Job) -> Ended {
-        let result = perform(&*self.device, &job.work, &mut job.data);
-        Ended {
-            work: job.work,
-            data: job.data,
-            result,
+    /// Returns the device.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// Returns whether the device needs no thread for its operations.
+    pub fn is_instant(&self) -> bool {
+        self.device.is_instant()
+    }
+
+    /// Begins an operation. `node`: that of its pages in the pool.
+    pub fn submit(&self, job: Job, node: Option<u32>) {
+        let of_node = |queue: &&Queue| queue.node == node;
+        let queue = self.queues.iter().find(of_node).unwrap_or(&self.queues[0]);
+        queue.jobs.lock().waiting.push_back(job);
+        queue.changed.notify_one();
+    }
+
+    /// Ends the threads, after the operations that they have begun.
+    pub fn close(&self) {
+        for queue in &self.queues {
+            queue.jobs.lock().is_closed = true;
+            queue.changed.notify_all();
         }
     }
 
+    /// Returns what is known of the locks of waiting operations, by node.
+    pub fn locks(&self) -> Vec<(Option<u32>, LockStatus)> {
+        let status = |queue: &Queue| (queue.node, queue.jobs.status());
+        self.queues.iter().map(status).collect()
+    }
+
+    /// Performs an operation in this thread. `buffer` is memory for its data, which this makes larger if necessary. So the device never writes from memory that a frame
+    /// changes meanwhile.
+    pub fn perform(&self, Job { work, pool }: Job, buffer: &mut AlignedBuffer) -> Ended {
+        let (operation, run) = match work {
+            Work::Flush { .. } => (Operation::flush(), Run { page: 0, pages: 0 }),
+            Work::Request { operation, run, .. } => (operation, run),
+        };
+        let data = run.bytes();
+        if buffer.as_slice().len() < data.len() {
+            *buffer = AlignedBuffer::new(data.len());
+        }
+        let bytes = &mut buffer.as_mut_slice()[..data.len()];
+        if let (true, Some(pool)) = (operation.is_change(), &pool) {
+            pool.copy_out(data.start, bytes);
+        }
+        let result = perform(&*self.device, &operation, bytes);
+        if let (Action::Read, Ok(()), Some(pool)) = (operation.action, &result, &pool) {
+            pool.copy_in(data.start, bytes);
+        }
+        Ended { work, result }
+    }
+}
+
+impl Queue {
     fn next(&self) -> Option<Job> {
         let mut jobs = self.jobs.lock();
         loop {
@@ -142,16 +160,12 @@ impl Shared {
     }
 }
 
-fn perform(device: &dyn Device, work: &Work, data: &mut AlignedBuffer) -> Result<(), WorkError> {
-    let operation = match work {
-        Work::Flush { .. } => Operation::flush(),
-        Work::Request { operation, .. } => *operation,
-    };
+fn perform(device: &dyn Device, operation: &Operation, data: &mut [u8]) -> Result<(), WorkError> {
     let (offset, length) = (operation.offset_bytes, operation.length_bytes);
     let result = match operation.action {
-        Action::Read => device.read_at(offset, data.as_mut_slice()),
-        Action::Write { is_durable: false } => device.write_at(offset, data.as_slice()),
-        Action::Write { is_durable: true } => device.write_durable(offset, data.as_slice()),
+        Action::Read => device.read_at(offset, data),
+        Action::Write { is_durable: false } => device.write_at(offset, data),
+        Action::Write { is_durable: true } => device.write_durable(offset, data),
         // A device makes zeros durable in any case.
         Action::WriteZeroes { .. } => device.write_zeros(offset, length.into()),
         Action::Discard => match device.discard(offset, length.into()) {
@@ -164,7 +178,8 @@ fn perform(device: &dyn Device, work: &Work, data: &mut AlignedBuffer) -> Result
     result.map_err(|error| failed(&error))
 }
 
-fn failed(error: &IoError) -> WorkError {
+/// Returns what an initiator learns of an error of the device, which this logs.
+pub(crate) fn failed(error: &IoError) -> WorkError {
     tracing::warn!(%error, "an operation of the device failed");
     WorkError {
         errno: u16::try_from(error.errno()).unwrap_or(errno::EIO as u16),

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jericho_ether::{
-    AttachConfig, AttachError, Client, Key, RemoteDevice, Scheduler, Security, ServeConfig, Server,
-    null_device,
+    AttachConfig, AttachError, Client, Key, Mode, RemoteDevice, Scheduler, Security, ServeConfig,
+    Server, null_device,
 };
 use jericho_storage::{Device, OpenOptions, open_device};
 use jericho_sys::affinity;
@@ -59,6 +59,7 @@ fn serve_config(state: Option<&Path>, security: Security) -> ServeConfig {
         security,
         clients: [1, 2].map(client).to_vec(),
         topology: topology(),
+        mode: Mode::default(),
         state: state.map(Path::to_path_buf),
     }
 }
@@ -80,6 +81,8 @@ fn config() -> AttachConfig {
         key: None,
         scheduler: Scheduler::Affinity,
         channels: 1,
+        mode: Mode::default(),
+        batches: true,
         topology: topology(),
     }
 }
@@ -331,6 +334,7 @@ fn interfaces_are_used_by_one_target_and_named_once() {
     }
     let _server = serve(null_device(1 << 30), None);
     let mut config = ServeConfig {
+        mode: Mode::default(),
         host: "hostb".into(),
         name: "other".into(),
         interfaces: vec!["t0".into()],
@@ -401,6 +405,7 @@ fn a_read_only_export_refuses_changes() {
         return;
     }
     let config = ServeConfig {
+        mode: Mode::default(),
         host: "hostb".into(),
         name: "data".into(),
         interfaces: vec!["t0".into()],
@@ -427,4 +432,47 @@ fn a_read_only_export_refuses_changes() {
             .into_iter()
             .all(|result| result.unwrap_err().errno() == erofs)
     );
+}
+
+/// Returns the CPU time that the threads of both sides have used, in all.
+fn cpu_time() -> Duration {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("threads");
+    let mut sum_ns = 0;
+    for task in tasks {
+        let path = task.expect("a thread").path();
+        let read = |file: &str| std::fs::read_to_string(path.join(file)).unwrap_or_default();
+        let name = read("comm");
+        if ["serve", "remote", "send"]
+            .iter()
+            .any(|start| name.starts_with(start))
+        {
+            let schedstat = read("schedstat");
+            let on_cpu = schedstat.split_whitespace().next().map(str::parse::<u64>);
+            sum_ns += on_cpu.and_then(Result::ok).unwrap_or(0);
+        }
+    }
+    Duration::from_nanos(sum_ns)
+}
+
+#[test]
+fn threads_without_work_use_no_cpu() {
+    if !inside("threads_without_work_use_no_cpu") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    for state in [None, Some(dir.path())] {
+        let _server = serve(null_device(1 << 30), state);
+        let device = attach();
+        device.write_at(0, &pattern(1, 1 << 20)).expect("it writes");
+        device.flush().expect("it flushes");
+        assert!(cpu_time() > Duration::ZERO);
+        // Acknowledgements and the last timers may still be due.
+        let interval = Duration::from_millis(500);
+        let is_quiet = (0..20).any(|_| {
+            let before = cpu_time();
+            std::thread::sleep(interval);
+            cpu_time() - before < interval / 200
+        });
+        assert!(is_quiet, "threads use CPU without work");
+    }
 }

@@ -63,6 +63,7 @@ impl Pair {
             pool_pages: POOL_PAGES,
             dead_after: Some(Duration::from_secs(20)),
             scheduler: Scheduler::Affinity,
+            batches: true,
             key: (security != Security::None).then(|| Key::new([7; 32])),
             frames_per_key: 1024,
         };

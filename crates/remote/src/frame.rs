@@ -1,6 +1,6 @@
 //! Frames to be sent, and random numbers.
 
-use jericho_format::wire::{FrameHeader, HEADER_BYTES, LANES_MAX, TAG_BYTES};
+use jericho_format::wire::{FrameHeader, HEADER_BYTES, LANES_MAX};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian;
 
@@ -89,42 +89,44 @@ impl Frame {
         }
     }
 
-    /// Returns the header and the bytes that follow it on the link. `pool` is the pool of the body's session. A frame with keys needs `room`
-    /// for its tag, and for its bytes, which the key changes.
-    ///
-    /// # Panics
-    /// Panics if the body is not in the pool.
-    pub fn sealed<'f>(&'f self, pool: &'f [u8], room: &'f mut Vec<u8>) -> (FrameHeader, &'f [u8]) {
-        let payload = match &self.body {
-            Body::Bytes(bytes) => bytes,
-            Body::Pool {
-                offset_bytes,
-                length_bytes,
-                ..
-            } => &pool[*offset_bytes as usize..][..*length_bytes as usize],
-        };
-        let mut header = self.header;
+    /// Puts the bytes of the frame into `room`, as they go out on the link. `copy` copies bytes of the pool of the body's session, from an offset in it.
+    pub fn seal_into(&self, room: &mut Vec<u8>, copy: impl FnOnce(usize, &mut [u8])) {
+        let (header, payload) = (
+            self.header.as_bytes(),
+            match &self.body {
+                Body::Bytes(bytes) => bytes.len(),
+                Body::Pool { length_bytes, .. } => *length_bytes as usize,
+            },
+        );
+        // The room has the bytes of an earlier frame. Not to clear it saves to write zeros.
+        room.resize(HEADER_BYTES + payload, 0);
+        room[..HEADER_BYTES].copy_from_slice(header);
+        match &self.body {
+            Body::Bytes(bytes) => room[HEADER_BYTES..].copy_from_slice(bytes),
+            Body::Pool { offset_bytes, .. } => {
+                copy(*offset_bytes as usize, &mut room[HEADER_BYTES..]);
+            }
+        }
         match &self.seal {
             Seal::Checksum(salt) => {
-                header.seal(*salt, payload);
-                (header, payload)
+                let mut header = self.header;
+                header.seal(*salt, &room[HEADER_BYTES..]);
+                room[..HEADER_BYTES].copy_from_slice(header.as_bytes());
             }
-            Seal::Key(key) => {
-                room.clear();
-                room.reserve(HEADER_BYTES + payload.len() + TAG_BYTES);
-                room.extend_from_slice(header.as_bytes());
-                room.extend_from_slice(payload);
-                key.seal(header.number.get(), room);
-                (header, &room[HEADER_BYTES..])
-            }
+            Seal::Key(key) => key.seal(self.header.number.get(), room),
         }
     }
 
-    /// Returns the bytes of the frame. `pool` and panics: see `sealed`.
+    /// Returns the bytes of the frame. `pool` is the pool of the body's session.
+    ///
+    /// # Panics
+    /// Panics if the body is not in the pool.
     pub fn to_bytes(&self, pool: &[u8]) -> Vec<u8> {
         let mut room = Vec::new();
-        let (header, rest) = self.sealed(pool, &mut room);
-        [header.as_bytes(), rest].concat()
+        self.seal_into(&mut room, |at, out| {
+            out.copy_from_slice(&pool[at..at + out.len()]);
+        });
+        room
     }
 }
 

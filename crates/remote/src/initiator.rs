@@ -17,6 +17,7 @@ use zerocopy::FromBytes;
 
 use crate::Time;
 use crate::attachment::{Arrived, Attachment, rebalance};
+use crate::batch::Batch;
 use crate::channel::{ChannelStatus, State};
 use crate::content::RequestId;
 use crate::dial::Dial;
@@ -40,6 +41,8 @@ const KINDS: [u8; 4] = [
 const REDIAL_AFTER: Duration = Duration::from_secs(1);
 /// How long the target may answer after somebody has given a reason why there is no session.
 const EXCUSE_TIME: Duration = Duration::from_secs(1);
+/// Requests of at most this length may wait for others.
+const SMALL_BYTES: u32 = 16 << 10;
 /// Least time between two hints.
 const HINT_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -64,6 +67,8 @@ pub struct InitiatorConfig {
     pub dead_after: Option<Duration>,
     /// How requests are distributed over channels.
     pub scheduler: Scheduler,
+    /// Small requests wait for each other, if that increases the throughput.
+    pub batches: bool,
     /// The key that the target knows. `None`: use an export without keys.
     pub key: Option<Key>,
     /// Frames that use one key: `wire::FRAMES_PER_KEY`, except in tests.
@@ -209,6 +214,7 @@ pub struct Initiator {
     /// Nodes of the links, in the order of their lanes.
     nodes: Vec<u32>,
     schedule: Schedule,
+    batch: Batch,
     /// The link that sends next, if they send in turn.
     turn: usize,
     session: Option<Session>,
@@ -263,6 +269,7 @@ impl Initiator {
             export: name_field(&config.export)?,
             requests: Requests::new(config.pool_pages.max(POOL_PAGES_MIN), lanes, config.replay),
             schedule: Schedule::new(config.scheduler, lanes, now),
+            batch: Batch::new(config.batches, now),
             nodes,
             config,
             entropy,
@@ -281,10 +288,23 @@ impl Initiator {
 
     /// Takes a request of a thread on a NUMA node, if that is known. `InitiatorOutput::Done` has its tag.
     pub fn submit(&mut self, now: Time, tag: u64, operation: Operation, node: Option<u32>) {
+        self.submit_filled(now, tag, operation, node, None);
+    }
+
+    /// As `submit`, with the pages that have the bytes of a write already, from `reserve`.
+    pub fn submit_filled(
+        &mut self,
+        now: Time,
+        tag: u64,
+        operation: Operation,
+        node: Option<u32>,
+        run: Option<Run>,
+    ) {
         if !self.requests.has_callers() {
             self.alive = self.alive.max(now);
         }
         if self.is_dead {
+            self.requests.give_back(run);
             let result = Err(EIO);
             return self
                 .outputs
@@ -292,8 +312,19 @@ impl Initiator {
         }
         let bytes = u64::from(operation.data_pages()) * PAGE_BYTES;
         let lane = self.schedule.ask(lane_of(&self.nodes, node), bytes);
-        self.requests.submit(tag, operation, lane);
+        match operation.length_bytes {
+            1..=SMALL_BYTES => self.batch.asked(now),
+            _ => self.batch.release(),
+        }
+        self.requests.submit(tag, operation, lane, run);
         self.take_events();
+    }
+
+    /// Returns pages of this side's pool for the bytes of a write, which the caller copies there before `submit_filled`. Returns `None` if other requests need
+    /// the room: the write is then submitted without.
+    pub fn reserve(&mut self, operation: Operation, node: Option<u32>) -> Option<Run> {
+        let lane = lane_of(&self.nodes, node).unwrap_or(0);
+        self.requests.reserve(operation, lane)
     }
 
     /// Ends the session. The caller flushes first. Ends with `Ended::Detached`.
@@ -359,6 +390,7 @@ impl Initiator {
         };
         if is_new || is_progress {
             self.answers(now);
+            self.batch.release();
         }
         let place = match is_new {
             true => self.on_content(now, &header, payload),
@@ -450,6 +482,7 @@ impl Initiator {
         if let Leaving::Closing { next, .. } = self.leaving {
             timers.push(next);
         }
+        timers.extend(self.batch.timer());
         timers.extend(self.excuse.map(|(_, since)| since + EXCUSE_TIME));
         timers.extend(self.dies_at());
         timers.into_iter().min()
@@ -524,6 +557,7 @@ impl Initiator {
                 for record in records {
                     self.requests.on_completion(*record);
                 }
+                self.batch.ended(now, records.len() as u64);
                 None
             }
             frame_kind::DATA => {

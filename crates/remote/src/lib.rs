@@ -29,6 +29,7 @@ mod seal;
 mod window;
 
 // The requests of a session, on either side, without frames.
+mod batch;
 mod export;
 mod log;
 mod requests;

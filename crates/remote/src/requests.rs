@@ -53,6 +53,8 @@ struct Request {
     operation: Operation,
     /// Bytes of a write in this side's pool, once they are copied.
     local: Option<Run>,
+    /// `local` is of `reserve`, and nothing was sent.
+    is_reserved: bool,
     /// A flush has failed once.
     has_failed: bool,
     lane: u16,
@@ -167,14 +169,32 @@ impl Requests {
         }
     }
 
-    /// Takes a request of a lane. Its end is an event with the tag.
-    pub fn submit(&mut self, tag: u64, operation: Operation, lane: u16) {
+    /// Returns pages for the bytes of a write of a lane. Returns `None` while requests wait, which may need the room.
+    pub fn reserve(&mut self, operation: Operation, lane: u16) -> Option<Run> {
+        let is_write = matches!(operation.action, Action::Write { .. });
+        if !is_write || !self.waiting.is_empty() || !operation.is_valid(u64::MAX) {
+            return None;
+        }
+        let own = self.own_pages(lane);
+        self.local.take(operation.data_pages(), own)
+    }
+
+    /// Takes back the pages of a write that is not submitted.
+    pub fn give_back(&mut self, run: Option<Run>) {
+        if let Some(run) = run {
+            self.local.give_back(run);
+        }
+    }
+
+    /// Takes a request of a lane. Its end is an event with the tag. `run`: pages of `reserve`, with the bytes of a write.
+    pub fn submit(&mut self, tag: u64, operation: Operation, lane: u16, run: Option<Run>) {
         let error = match self.stopped {
             None if !operation.is_valid(u64::MAX) => Some(EINVAL),
             None if operation.action == Action::Flush || operation.is_durable() => self.flush_error,
             stopped => stopped,
         };
         if let Some(error) = error {
+            self.give_back(run);
             let result = Err(error);
             return self.events.push_back(Event::Done { tag, result });
         }
@@ -184,7 +204,8 @@ impl Requests {
             number: self.submitted,
             waiter: Waiter::Caller(tag),
             operation,
-            local: None,
+            local: run,
+            is_reserved: run.is_some(),
             has_failed: false,
             lane,
         });
@@ -206,9 +227,27 @@ impl Requests {
         self.events.pop_front()
     }
 
-    /// Returns what the next frame should carry.
-    pub fn next_content(&mut self, from: Sources<'_>, payload_max: u16) -> Option<Content> {
-        let most = usize::from(payload_max) / size_of::<RequestRecord>();
+    /// Returns the number of records that wait to be sent.
+    pub fn waiting_records(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Returns the number of requests that have a slot and have not ended.
+    pub fn in_progress(&self) -> usize {
+        self.active
+    }
+
+    /// Returns what the next frame should carry. `holds`: records must still wait.
+    pub fn next_content(
+        &mut self,
+        from: Sources<'_>,
+        payload_max: u16,
+        holds: bool,
+    ) -> Option<Content> {
+        let most = match holds {
+            true => 0,
+            false => usize::from(payload_max) / size_of::<RequestRecord>(),
+        };
         let mut names = Vec::new();
         while names.len() < most
             && let Some(name) = self.records.pop(from)
@@ -441,13 +480,31 @@ impl Requests {
             };
             if self.start_one(&mut request).is_err() {
                 self.waiting.push_front(request);
-                if self.active == 0 {
-                    // The pool has room, but not in one piece.
-                    self.make_room();
+                if self.active > 0 {
+                    break;
                 }
-                break;
+                // The pool has room, but not in one piece.
+                self.make_room();
+                if self.makes_room || !self.take_back_reserved() {
+                    break;
+                }
             }
         }
+    }
+
+    /// Takes back the pages of writes that wait: the request before them needs the room, and nothing else will give it. Their bytes are copied again when they start. Returns
+    /// whether there were any.
+    fn take_back_reserved(&mut self) -> bool {
+        let mut any = false;
+        for request in &mut self.waiting {
+            if std::mem::take(&mut request.is_reserved)
+                && let Some(run) = request.local.take()
+            {
+                self.local.give_back(run);
+                any = true;
+            }
+        }
+        any
     }
 
     /// Flushes, so that the log gives its pages back.
@@ -460,6 +517,7 @@ impl Requests {
             waiter: Waiter::Room,
             operation: Operation::flush(),
             local: None,
+            is_reserved: false,
             has_failed: false,
             lane: 0,
         };
@@ -502,6 +560,7 @@ impl Requests {
             slot,
             sequence: place.sequence,
         };
+        request.is_reserved = false;
         place.active = Some(Active {
             request: Request { ..*request },
             remote,
@@ -709,6 +768,7 @@ impl Requests {
                 waiter: Waiter::Replay,
                 operation: kept.operation,
                 local: kept.run,
+                is_reserved: false,
                 has_failed: false,
                 lane: self.lane_of(kept.run),
             };

@@ -135,11 +135,13 @@ pub enum Strange {
     Forged,
 }
 
-/// Where the payload of a frame must be copied before the outputs are performed.
+/// Where the payload of a frame must be copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolPlace {
     /// The session whose pool it is.
     pub session: u64,
+    /// Slot and sequence of the request. `TargetOutput::Execute` with them must wait until the payload is copied.
+    pub request: (u16, u32),
     /// Offset in the pool.
     pub at_bytes: u64,
 }
@@ -252,7 +254,7 @@ impl Target {
     }
 
     /// Takes a frame that arrived on a link, and decrypts it in place. Returns its payload and where the caller must copy it, before the
-    /// caller performs the outputs.
+    /// request is executed.
     pub fn on_frame<'f>(
         &mut self,
         now: Time,
@@ -448,6 +450,7 @@ impl Target {
                 self.execute(number, begun);
                 Ok(place.map(|at_bytes| PoolPlace {
                     session: number,
+                    request: (name.slot, name.sequence),
                     at_bytes,
                 }))
             }

@@ -71,7 +71,7 @@ pub use open::open_device;
 pub use opening::{OpenError, OpenOptions};
 pub use queue::{open_pool_queue, open_queue, open_signalling_queue};
 pub use schemes::{Remotes, is_remote, remote_holder, remote_host, set_remotes};
-pub use transfer::{gather, scatter};
+pub use transfer::{gather, gather_to, scatter};
 
 /// Unit of offsets and lengths: each is a multiple of it.
 pub const BLOCK_BYTES: u64 = 4096;

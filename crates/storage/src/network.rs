@@ -26,6 +26,8 @@ pub struct ChannelStat {
     pub nic: String,
     /// NUMA node of the interface, if it is known.
     pub node: Option<u32>,
+    /// Threads of the interface send its frames at present, not the threads that ask.
+    pub is_queueing: bool,
     /// The other host answers.
     pub is_up: bool,
     /// Smoothed time between a frame and its acknowledgement.

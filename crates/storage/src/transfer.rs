@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use jericho_sys::errno;
-use jericho_sys::memory::Segment;
+use jericho_sys::memory::{Mapping, Segment};
 
 use crate::handle::is_in_range;
 use crate::{BLOCK_BYTES, Cause, Devices, Direction, IoError, Transfer};
@@ -71,6 +71,16 @@ pub(crate) fn check(transfer: &Transfer, devices: &Devices) -> Result<(), IoErro
 pub fn gather(segments: &[Segment], at: usize, out: &mut [u8]) {
     visit(segments, at, out.len(), |segment, offset, range| {
         segment.mapping.copy_out(offset, &mut out[range]);
+    });
+}
+
+/// Copies `length` bytes from the memory of a transfer, beginning `at` bytes after its start, to an offset in a mapping. The bytes may be torn if a
+/// program writes them meanwhile. Panics when either memory ends before.
+pub fn gather_to(segments: &[Segment], at: usize, length: usize, to: &Mapping, offset: usize) {
+    visit(segments, at, length, |segment, from, range| {
+        segment
+            .mapping
+            .copy_to(from, to, offset + range.start, range.len());
     });
 }
 

@@ -101,6 +101,11 @@ impl Doorbell {
         self.state.load(Ordering::Relaxed) == RUNG
     }
 
+    /// Empties the eventfd after it was readable, for an owner that watches it in a poller. Only the owner calls it.
+    pub fn clear(&self) {
+        self.drain();
+    }
+
     /// Empties the eventfd after it was readable. Only the owner calls it.
     pub(crate) fn drain(&self) {
         let mut counter = [0u8; 8];

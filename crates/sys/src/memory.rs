@@ -92,20 +92,6 @@ fn set_policy(first: *const u8, len: usize, mode: libc::c_int, node: u32) -> io:
     Err(error)
 }
 
-/// Has the kernel take the pages of `bytes` that it allocates from now on from kernel node `node`, as long as it has free memory
-/// (MPOL_PREFERRED). `bytes` must start on a page; a part of a page at its end is left out. Fails as [`Mapping::bind`].
-pub fn prefer_node(bytes: &mut [u8], node: u32) -> io::Result<()> {
-    let page = rustix::param::page_size();
-    let whole = bytes.len() / page * page;
-    if node >= NODE_LIMIT || !(bytes.as_ptr() as usize).is_multiple_of(page) {
-        return Err(rustix::io::Errno::INVAL.into());
-    }
-    match whole {
-        0 => Ok(()),
-        whole => set_policy(bytes.as_ptr(), whole, libc::MPOL_PREFERRED, node),
-    }
-}
-
 impl Mapping {
     /// Creates and maps a zeroed segment of `len` bytes (rounded up to whole pages) called `name` (shown in /proc/PID/maps).
     /// Populates nothing: bind a policy first. With `huge`, asks for transparent huge pages.
@@ -234,6 +220,21 @@ impl Mapping {
     /// may not be used (cpuset), and with EPERM where a container forbids the call. A kernel built without NUMA (ENOSYS) has only
     /// node 0, and binding to it succeeds.
     pub fn bind(&self, range: Range<usize>, node: u32) -> io::Result<()> {
+        self.set_range_policy(range, libc::MPOL_BIND, node)
+    }
+
+    /// Sets the policy MPOL_PREFERRED to kernel node `node` on a byte range: mbind(2). Pages that are allocated later are on this node if it has room.
+    /// Otherwise as `bind`, with its errors.
+    pub fn prefer(&self, range: Range<usize>, node: u32) -> io::Result<()> {
+        self.set_range_policy(range, libc::MPOL_PREFERRED, node)
+    }
+
+    fn set_range_policy(
+        &self,
+        range: Range<usize>,
+        mode: libc::c_int,
+        node: u32,
+    ) -> io::Result<()> {
         self.check_pages(&range)?;
         if node >= NODE_LIMIT {
             return Err(rustix::io::Errno::INVAL.into());
@@ -243,7 +244,7 @@ impl Mapping {
         }
         // SAFETY: the range lies inside this mapping (checked).
         let first = unsafe { self.base.as_ptr().add(range.start) };
-        set_policy(first, range.len(), libc::MPOL_BIND, node)
+        set_policy(first, range.len(), mode, node)
     }
 
     /// Returns the kernel node that the page at byte `offset` is bound to, `None` when it has no policy of its own:

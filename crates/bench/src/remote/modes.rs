@@ -114,6 +114,8 @@ impl Mode {
             },
             scheduler: Scheduler::Affinity,
             channels: 1,
+            mode: jericho_ether::Mode::default(),
+            batches: true,
             topology: Arc::new(Topology::detect()?),
         })
     }

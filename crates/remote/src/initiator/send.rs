@@ -46,6 +46,12 @@ impl Initiator {
     pub(super) fn transmit(&mut self, now: Time) {
         let count = self.links.len();
         let open = self.open_lanes(now);
+        let records = self.requests.waiting_records();
+        let in_progress = self.requests.in_progress().saturating_sub(records);
+        let holds = self.batch.holds(now, records, in_progress);
+        if !holds {
+            self.batch.release();
+        }
         let has_room = |state: &LinkState| {
             let channel = state.channel.as_ref();
             channel.is_some_and(|attachment| attachment.channel.has_room())
@@ -54,7 +60,7 @@ impl Initiator {
         while let Some(place) = self.next_of(&ready) {
             let link = ready[place];
             self.turn = (link + 1) % count;
-            if !self.transmit_one(now, link, &open) {
+            if !self.transmit_one(now, link, &open, holds) {
                 ready.swap_remove(place);
             }
         }
@@ -104,8 +110,8 @@ impl Initiator {
             .collect()
     }
 
-    /// Sends one frame with content on a link. Returns whether it did.
-    fn transmit_one(&mut self, now: Time, link: usize, open: &[bool]) -> bool {
+    /// Sends one frame with content on a link. `holds`: records must still wait. Returns whether it did.
+    fn transmit_one(&mut self, now: Time, link: usize, open: &[bool], holds: bool) -> bool {
         let attachment = self.links[link].channel.as_ref();
         let Some(attachment) = attachment.filter(|attachment| attachment.channel.has_room()) else {
             return false;
@@ -114,7 +120,7 @@ impl Initiator {
             (attachment.payload_max, attachment.channel.acks_fit_header());
         let own = attachment.lane;
         let from = Sources { own, open };
-        let Some(content) = self.requests.next_content(from, payload_max) else {
+        let Some(content) = self.requests.next_content(from, payload_max, holds) else {
             return false;
         };
         let lane = self.requests.lane_of_content(&content);

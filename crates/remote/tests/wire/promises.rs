@@ -337,6 +337,29 @@ fn a_link_that_is_cut_costs_no_request_and_is_used_again() {
 }
 
 #[test]
+fn a_write_that_needs_the_whole_pool_gets_it_from_writes_that_were_copied_early() {
+    let settings = Settings {
+        pool_pages: 256,
+        blocks: 512,
+        ..Settings::default()
+    };
+    let mut world = World::new(31, settings);
+    let host = world.start_host(1, false);
+    world.run_until("a session", |world| world.hosts[0].size_bytes.is_some());
+    let write = Action::Write { is_durable: false };
+    let early = [(300, 10), (400, 20)].map(|(block, blocks)| world.reserve(host, block, blocks));
+    let mut tags = vec![world.submit(host, write, 0, 256)];
+    for reserved in early {
+        tags.push(world.submit_reserved(host, reserved));
+    }
+    for tag in tags {
+        assert_eq!(world.result(host, tag), Ok(()));
+    }
+    let read = world.submit(host, Action::Read, 200, 256);
+    assert_eq!(world.result(host, read), Ok(()));
+}
+
+#[test]
 fn writes_of_more_than_the_pool_flush_by_themselves() {
     let mut world = World::new(
         1,

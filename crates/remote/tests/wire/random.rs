@@ -66,6 +66,8 @@ fn random_settings(random: &mut Random) -> Settings {
             Scheduler::Backlog,
         ][random.below(4) as usize],
         channels: 1 + (random.below(3) * random.below(2)) as u16,
+        lateness: Duration::from_micros(random.below(2) * random.below(300)),
+        reserves: random.below(2) == 0,
         ..Settings::default()
     }
 }

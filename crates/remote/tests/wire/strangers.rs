@@ -65,6 +65,7 @@ fn initiator_of(host: &str, export: &str) -> Initiator {
         pool_pages: 256,
         dead_after: None,
         scheduler: Scheduler::Affinity,
+        batches: true,
         key: None,
         frames_per_key: FRAMES_PER_KEY,
     };

@@ -1,12 +1,12 @@
 //! Hosts, a target and its device on a simulated wire, in simulated time.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
 use jericho_format::wire::{FRAMES_PER_KEY, FrameHeader};
 use jericho_remote::{
     Action, Body, Client, Ended, Entropy, ExportConfig, Frame, Initiator, InitiatorConfig,
-    InitiatorOutput, Key, Link, Operation, Owner, Scheduler, Security, Target, TargetConfig,
+    InitiatorOutput, Key, Link, Operation, Owner, Run, Scheduler, Security, Target, TargetConfig,
     TargetOutput, Work, WorkError,
 };
 use jericho_sim::{Arrival, Random, Wire, WireFaults};
@@ -37,6 +37,12 @@ pub struct Settings {
     pub scheduler: Scheduler,
     /// Channels of an initiator on each link.
     pub channels: u16,
+    /// Longest time between a frame and its departure. It takes its bytes from the pool when it departs.
+    pub lateness: Duration,
+    /// Some writes are copied before they are submitted.
+    pub reserves: bool,
+    /// Small requests wait for each other.
+    pub batches: bool,
 }
 
 impl Default for Settings {
@@ -60,6 +66,9 @@ impl Default for Settings {
             nodes: Vec::new(),
             scheduler: Scheduler::Affinity,
             channels: 1,
+            lateness: Duration::ZERO,
+            reserves: false,
+            batches: true,
         }
     }
 }
@@ -77,7 +86,7 @@ fn client(number: u8) -> Client {
 }
 
 /// A request that has not ended.
-struct Asked {
+pub struct Asked {
     operation: Operation,
     /// Bytes of a write; where the bytes of a read go.
     memory: Vec<u8>,
@@ -109,6 +118,15 @@ struct Executing {
     result: Result<(), WorkError>,
 }
 
+/// A frame that waits to be sent.
+struct Outgoing {
+    departure: Duration,
+    /// The host whose pool has its bytes; `None`: the target.
+    host: Option<usize>,
+    frame: Frame,
+    to: u16,
+}
+
 pub struct World {
     pub settings: Settings,
     pub random: Random,
@@ -117,6 +135,8 @@ pub struct World {
     pub target: Option<Target>,
     pools: HashMap<u64, Vec<u8>>,
     pub disk: Disk,
+    /// Sender and network interface -> frames in order.
+    outgoing: BTreeMap<(u16, u16), VecDeque<Outgoing>>,
     executing: BTreeMap<u64, Executing>,
     executed: u64,
     pub last_owner: Option<Owner>,
@@ -158,6 +178,7 @@ impl World {
             target: None,
             pools: HashMap::new(),
             disk: Disk::new(settings.blocks),
+            outgoing: BTreeMap::new(),
             executing: BTreeMap::new(),
             executed: 0,
             last_owner: None,
@@ -238,6 +259,7 @@ impl World {
             }
         }
         self.pools.clear();
+        self.outgoing.retain(|(place, _), _| *place != TARGET);
         if is_reset {
             self.disk.reset(&mut self.random);
             for block in 0..self.settings.blocks {
@@ -259,6 +281,7 @@ impl World {
             pool_pages: self.settings.pool_pages,
             dead_after: self.settings.dead_after,
             scheduler: self.settings.scheduler,
+            batches: self.settings.batches,
             key: match self.settings.security {
                 _ if self.next_key.is_some() => self.next_key.take().flatten(),
                 Security::None => None,
@@ -291,6 +314,8 @@ impl World {
     /// Kills an initiator's process.
     pub fn kill_host(&mut self, host: usize) {
         self.hosts[host].is_dead = true;
+        let dead = host as u16 + 1;
+        self.outgoing.retain(|(place, _), _| *place != dead);
     }
 
     /// Submits an operation that may lie beyond the end of the device. The oracle does not hear of it.
@@ -324,8 +349,46 @@ impl World {
 
     /// Submits an operation. Returns its tag.
     pub fn submit(&mut self, host: usize, action: Action, block: usize, blocks: usize) -> u64 {
+        let asked = self.ask(action, block, blocks);
+        let is_early = self.settings.reserves && self.random.below(2) == 0;
+        let run = match is_early {
+            true => self.copy_early(host, &asked),
+            false => None,
+        };
+        self.submit_reserved(host, (asked, run))
+    }
+
+    /// Copies the bytes of a write to the pool, before `submit_reserved`.
+    pub fn reserve(&mut self, host: usize, block: usize, blocks: usize) -> (Asked, Option<Run>) {
+        let asked = self.ask(Action::Write { is_durable: false }, block, blocks);
+        let run = self.copy_early(host, &asked);
+        assert!(run.is_some());
+        (asked, run)
+    }
+
+    /// Submits an operation, whose bytes may be in the pool already. Returns its tag.
+    pub fn submit_reserved(&mut self, host: usize, (asked, run): (Asked, Option<Run>)) -> u64 {
         self.tags += 1;
-        let tag = self.tags;
+        let (tag, node, operation) = (self.tags, self.node(), asked.operation);
+        let state = &mut self.hosts[host];
+        state.asked.insert(tag, asked);
+        state
+            .initiator
+            .submit_filled(self.time, tag, operation, node, run);
+        self.settle_host(host);
+        tag
+    }
+
+    fn copy_early(&mut self, host: usize, asked: &Asked) -> Option<Run> {
+        let node = self.node();
+        let state = &mut self.hosts[host];
+        let run = state.initiator.reserve(asked.operation, node)?;
+        state.pool[run.bytes()].copy_from_slice(&asked.memory);
+        Some(run)
+    }
+
+    /// Returns what the oracle must know of an operation.
+    fn ask(&mut self, action: Action, block: usize, blocks: usize) -> Asked {
         let operation = match action {
             Action::Flush => Operation::flush(),
             action => Operation {
@@ -355,13 +418,7 @@ impl World {
                 Action::Discard | Action::Flush => {}
             }
         }
-        self.hosts[host].asked.insert(tag, asked);
-        let node = self.node();
-        self.hosts[host]
-            .initiator
-            .submit(self.time, tag, operation, node);
-        self.settle_host(host);
-        tag
+        asked
     }
 
     /// Returns the node of the thread that submits the latest request: each in turn, or the one that the test has chosen.
@@ -412,16 +469,20 @@ impl World {
         let host_timers = self.hosts.iter().filter(|host| !host.is_dead);
         let host_timers = host_timers.filter_map(|host| host.initiator.timer());
         let target_timer = self.target.as_ref().and_then(|target| target.timer());
+        let departures = self.outgoing.values().filter_map(|queue| queue.front());
+        let departures = departures.map(|outgoing| outgoing.departure);
         let ends = self.executing.values().map(|executing| executing.end);
         let next = host_timers
             .chain(target_timer)
             .chain(ends)
+            .chain(departures)
             .chain(self.wire.next_time())
             .min();
         let Some(next) = next.filter(|next| *next <= end) else {
             return false;
         };
         self.time = self.time.max(next);
+        self.depart();
         while let Some(arrival) = self.wire.receive(self.time) {
             self.arrive(&arrival);
         }
@@ -482,9 +543,8 @@ impl World {
             let state = &mut self.hosts[host];
             match output {
                 InitiatorOutput::Send(frame) => {
-                    let bytes = frame.to_bytes(&state.pool);
                     self.frames_to_target.push(frame.header);
-                    self.send(&frame, TARGET, bytes);
+                    self.queue(Some(host), frame, TARGET);
                 }
                 InitiatorOutput::Fill { tag, run } => {
                     let memory = &state.asked[&tag].memory;
@@ -533,20 +593,15 @@ impl World {
         while let Some(output) = self.target.as_mut().and_then(|t| t.next_output()) {
             match output {
                 TargetOutput::Send(frame) => {
-                    let none = Vec::new();
-                    let pool = match &frame.body {
-                        Body::Pool { session, .. } => &self.pools[session],
-                        Body::Bytes(_) => &none,
-                    };
-                    let bytes = frame.to_bytes(pool);
                     let to = u16::from(frame.header.destination[4]);
-                    self.send(&frame, to, bytes);
+                    self.queue(None, frame, to);
                 }
                 TargetOutput::Stranger { .. } => self.strangers += 1,
                 TargetOutput::OpenPool { session, pages, .. } => {
                     self.pools.insert(session, vec![0; pages as usize * BLOCK]);
                 }
                 TargetOutput::ClosePool { session } => {
+                    self.keep_bytes(session);
                     assert!(self.pools.remove(&session).is_some());
                     let uses = |executing: &Executing| matches!(executing.work, Work::Request { session: other, .. } if other == session);
                     assert!(!self.executing.values().any(uses), "a pool in use");
@@ -605,6 +660,68 @@ impl World {
             errno,
             loses_writes: matches!(executing.work, Work::Flush { .. }),
         });
+    }
+
+    /// Sends a frame, at once or a little later.
+    fn queue(&mut self, host: Option<usize>, frame: Frame, to: u16) {
+        let longest = self.settings.lateness.as_nanos() as u64;
+        let late = match longest {
+            0 => 0,
+            longest => self.random.below(longest),
+        };
+        let place = host.map_or(TARGET, |host| host as u16 + 1);
+        let queue = self.outgoing.entry((place, self.nic(&frame)));
+        queue.or_default().push_back(Outgoing {
+            departure: self.time + Duration::from_nanos(late),
+            host,
+            frame,
+            to,
+        });
+        if longest == 0 {
+            self.depart();
+        }
+    }
+
+    /// Sends the frames that depart now, in order.
+    fn depart(&mut self) {
+        let keys: Vec<(u16, u16)> = self.outgoing.keys().copied().collect();
+        for key in keys {
+            while let Some(queue) = self.outgoing.get_mut(&key)
+                && queue.front().is_some_and(|one| one.departure <= self.time)
+                && let Some(outgoing) = queue.pop_front()
+            {
+                let Outgoing {
+                    host, frame, to, ..
+                } = outgoing;
+                let pool = match (&frame.body, host) {
+                    (Body::Bytes(_), _) => &[][..],
+                    (Body::Pool { .. }, Some(host)) => &self.hosts[host].pool,
+                    (Body::Pool { session, .. }, None) => &self.pools[session],
+                };
+                let bytes = frame.to_bytes(pool);
+                self.send(&frame, to, bytes);
+            }
+        }
+    }
+
+    /// Lets the frames that wait keep the bytes of a pool that ends.
+    fn keep_bytes(&mut self, session: u64) {
+        let Some(pool) = self.pools.get(&session) else {
+            return;
+        };
+        let queues = self.outgoing.values_mut().flatten();
+        for outgoing in queues.filter(|outgoing| outgoing.host.is_none()) {
+            if let Body::Pool {
+                session: other,
+                offset_bytes,
+                length_bytes,
+            } = outgoing.frame.body
+                && other == session
+            {
+                let bytes = &pool[offset_bytes as usize..][..length_bytes as usize];
+                outgoing.frame.body = Body::Bytes(bytes.to_vec());
+            }
+        }
     }
 
     fn send(&mut self, frame: &Frame, to: u16, bytes: Vec<u8>) {
