@@ -47,7 +47,7 @@ help:
 	@echo 'make compare-removals  creates beside the removal of a file with 10^5 extents, and the memory of 10^6 creates (1 minute)'
 	@echo 'make mount-times       bytes and seconds of a mount after a kill, with 10^3 and 10^6 inodes and with a full journal'
 	@echo 'make acceptance        the six above, one after the other (as root; one hour, on a machine without other load)'
-	@echo 'make compare-remote    a device of another host by Jericho, NBD and AoE; links that fail and links with faults (20 minutes; QUICK=1: 6 minutes; REMOTE_ARGS="--tables main")'
+	@echo 'make compare-remote    a device of another host by Jericho, NBD and AoE; links that fail and links with faults (25 minutes; QUICK=1: 7 minutes; REMOTE_ARGS="--tables main")'
 	@echo 'make results   the last run of the benchmark into README.md and docs/performance'
 	@echo 'make traces    records page accesses of real programs, and compares kinds of replacement on them (as root; 10 minutes)'
 	@echo 'make build     the release binary $(BIN) and the library that programs load, beside it'

@@ -10,7 +10,7 @@ use jericho_bench::Result;
 use jericho_bench::remote::plan::{Pinning, Plan};
 use jericho_bench::remote::record::Record;
 use jericho_bench::remote::{
-    conditions, failover, faulty, hosts, libnbd, main_table, raw, scaling,
+    conditions, failover, faulty, hosts, libnbd, main_table, raw, scaling, senders,
 };
 use jericho_sys::affinity;
 
@@ -35,7 +35,7 @@ struct Arguments {
     /// Lets all processes run on all CPUs. Otherwise the initiator has CPU 0, and the targets have CPU 1.
     #[arg(long)]
     unpinned: bool,
-    /// Only these tables: main, libnbd, scaling, failover, faulty.
+    /// Only these tables: main, libnbd, scaling, senders, failover, faulty.
     #[arg(long, value_delimiter = ',')]
     tables: Vec<String>,
     /// Only rows whose name contains one of these.
@@ -50,10 +50,11 @@ struct Arguments {
 type Table = fn(&Plan, &mut Record) -> Result<String>;
 
 fn measure(plan: &Plan, tables: &[String], record: &mut Record) -> Result<String> {
-    let runs: [(&str, Table); 5] = [
+    let runs: [(&str, Table); 6] = [
         ("main", main_table::run),
         ("libnbd", libnbd::run),
         ("scaling", scaling::run),
+        ("senders", senders::run),
         ("failover", failover::run),
         ("faulty", faulty::run),
     ];
@@ -100,6 +101,7 @@ fn main() -> Result<()> {
         dir,
         rounds: arguments.rounds.unwrap_or(pick(7, 3)).max(1),
         time: Duration::from_millis(arguments.time_ms.unwrap_or(pick(1000, 300).into())),
+        is_quick: arguments.quick,
         pinning,
         only: arguments.only,
     };

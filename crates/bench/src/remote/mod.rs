@@ -4,7 +4,7 @@
 //! [`aoe`]. Their targets run in another network namespace ([`hosts`], [`targets`]). [`load`] generates the transfers, [`usage`] counts CPU
 //! time, and [`raw`] measures what frames of the same sizes reach without any protocol. [`sides`] lists what is compared: a further mode of
 //! Jericho is an entry of [`modes::Mode::all`]. [`check`] compares written with read bytes before anything is measured. [`main_table`],
-//! [`scaling`], [`failover`], [`faulty`] and [`libnbd`] are the tables; [`record`] writes their rows as JSON lines, and
+//! [`scaling`], [`senders`], [`failover`], [`faulty`] and [`libnbd`] are the tables; [`record`] writes their rows as JSON lines, and
 //! [`conditions`] what the machine was like.
 
 pub mod aoe;
@@ -24,6 +24,7 @@ pub mod plan;
 pub mod raw;
 pub mod record;
 pub mod scaling;
+pub mod senders;
 pub mod sides;
 pub mod targets;
 pub mod usage;

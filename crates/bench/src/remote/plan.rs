@@ -14,6 +14,8 @@ pub struct Plan {
     pub rounds: u32,
     /// How long a side is measured in a round.
     pub time: Duration,
+    /// Leave rows out that are between others.
+    pub is_quick: bool,
     /// CPU of each side, or `None` for all.
     pub pinning: Option<Pinning>,
     /// Only rows and tables whose name contains one of these.
