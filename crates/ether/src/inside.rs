@@ -19,6 +19,7 @@ use jericho_sys::timer::Timer;
 use jericho_topology::Topology;
 
 use crate::alarm;
+use crate::copies::Copies;
 use crate::links::{Clock, Links, Place, Receiver};
 use crate::lock::{TimedGuard, TimedLock};
 use crate::outbox::Outboxes;
@@ -88,6 +89,8 @@ pub(crate) struct Core {
     outboxes: Arc<Outboxes>,
     pool: Arc<Mapping>,
     requests: HashMap<u64, Request>,
+    /// Payloads of reads that are copied without the lock, by the tag of the request.
+    copies: Copies<u64>,
     tags: u64,
     /// When the receiver's timer ends.
     timer_at: Option<Duration>,
@@ -160,6 +163,7 @@ impl Inside {
                 outboxes: Arc::clone(&outboxes),
                 pool: Arc::clone(&pool),
                 requests: HashMap::new(),
+                copies: Copies::default(),
                 tags: 0,
                 timer_at: None,
                 attached: None,
@@ -245,11 +249,23 @@ impl Inside {
     /// Begins an operation, and sends its frames from this thread. Returns its tag.
     pub fn submit(&self, operation: Operation, data: Data<'_>) -> u64 {
         let node = self.node();
-        let mut core = self.lock();
         let own = match data {
             Data::Read(length) => vec![0; length],
             _ => Vec::new(),
         };
+        let mut core = self.lock();
+        let mut run = None;
+        if let Data::Write(bytes) = data
+            && bytes.len() > COPIED_LOCKED
+        {
+            run = core.initiator.reserve(operation, node);
+            if let Some(run) = run {
+                // Other threads use the protocol while this one copies.
+                drop(core);
+                self.pool.copy_in(run.bytes().start, bytes);
+                core = self.lock();
+            }
+        }
         let tag = core.begin(
             operation,
             Request::new(
@@ -257,15 +273,16 @@ impl Inside {
                 Caller::Thread(std::thread::current(), None),
             ),
             node,
-            None,
+            run,
         );
         let mut bytes = match data {
             Data::Write(bytes) => Some((tag, bytes)),
             _ => None,
         };
         core.perform(&mut bytes);
-        // There was no room in the pool. Another thread copies the bytes when there is.
+        // There is no room in the pool. Another thread copies the bytes when there is.
         if let Some((_, bytes)) = bytes
+            && core.initiator.is_waiting(tag)
             && let Some(request) = core.requests.get_mut(&tag)
         {
             request.bytes = Bytes::Own(bytes.to_vec());
@@ -345,8 +362,13 @@ impl Inside {
         // The kernel copies the frames without the lock.
         let has_more = receiver.receive();
         let mut core = self.lock();
-        let copies = core.take(receiver);
-        if !copies.is_empty() {
+        if let Some((number, is_late, copies)) = core.take(receiver) {
+            // The read may be a repetition whose former bytes another thread still copies. It does not need the lock for that.
+            while is_late && core.copies.has_earlier(number) {
+                drop(core);
+                std::thread::yield_now();
+                core = self.lock();
+            }
             // Other threads use the protocol while this one copies.
             drop(core);
             for copy in &copies {
@@ -354,6 +376,7 @@ impl Inside {
                 scatter(&copy.memory, copy.at, payload);
             }
             core = self.lock();
+            core.copies.end(number);
             copies.iter().for_each(|copy| core.copied(copy.tag));
         }
         core.perform(&mut None);
@@ -473,8 +496,8 @@ impl Core {
     }
 
     /// Takes the frames of a receiver. The caller performs the outputs that follow from the frames afterwards. Copies their payloads, or returns which are to be copied
-    /// without the lock.
-    fn take(&mut self, receiver: &mut Receiver) -> Vec<Copy> {
+    /// without the lock, with their number, and whether earlier ones must end before.
+    fn take(&mut self, receiver: &mut Receiver) -> Option<(u64, bool, Vec<Copy>)> {
         let (now, initiator) = (self.clock.now(), &mut self.initiator);
         let requests = &mut self.requests;
         let mut copies: Vec<Copy> = Vec::new();
@@ -499,15 +522,21 @@ impl Core {
             }
         });
         let bytes: usize = copies.iter().map(|copy| copy.length).sum();
-        if bytes > COPIED_LOCKED {
-            return copies;
+        let ranges = || {
+            let range = |copy: &Copy| (copy.tag, copy.at..copy.at + copy.length);
+            copies.iter().map(range)
+        };
+        let is_late = ranges().any(|(tag, bytes)| self.copies.overlap(tag, &bytes));
+        if bytes > COPIED_LOCKED || is_late {
+            let number = self.copies.begin(ranges().collect());
+            return Some((number, is_late, copies));
         }
         for copy in copies {
             let payload = &receiver.frame(copy.frame)[HEADER_BYTES..][..copy.length];
             scatter(&copy.memory, copy.at, payload);
             self.copied(copy.tag);
         }
-        Vec::new()
+        None
     }
 
     /// Notes that a payload was copied.

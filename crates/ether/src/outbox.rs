@@ -28,6 +28,8 @@ use crate::placement;
 const FRAMES_AT_ONCE: usize = 32;
 /// Sending threads of an interface with `Mode::Queue`: one sends while others seal. Tyche has three for each channel (section 3).
 const SENDERS: usize = 3;
+/// Frames that wait, from which on a thread that has more sends itself: nothing else slows a stranger down whose frames must be answered.
+const WAITING_FRAMES_MAX: usize = 4096;
 /// How often `Mode::Auto` looks at an interface.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// Threads that wait for their turn to send, in the mean, from which sending threads are used.
@@ -155,6 +157,12 @@ impl Outboxes {
     }
 }
 
+impl Drop for Outboxes {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
 /// A frame, and the pool that has its bytes.
 struct Outgoing {
     frame: Frame,
@@ -209,7 +217,8 @@ struct Looked {
 impl Outbox {
     fn send(&self) {
         while self.frames.load(Ordering::Acquire) > 0 {
-            if self.has_senders.load(Ordering::Relaxed) {
+            let waiting = self.frames.load(Ordering::Relaxed);
+            if self.has_senders.load(Ordering::Relaxed) && waiting < WAITING_FRAMES_MAX {
                 self.calls.fetch_add(1, Ordering::Relaxed);
                 self.added.notify_one();
                 return;
@@ -254,10 +263,9 @@ impl Outbox {
             let mut rooms = lock(&self.rooms).pop().unwrap_or_default();
             rooms.resize_with(rooms.len().max(frames.len()), Vec::new);
             for (Outgoing { frame, pool }, room) in frames.iter().zip(&mut rooms) {
-                frame.seal_into(room, |at, out| {
-                    if let Some(pool) = pool {
-                        pool.copy_out(at, out);
-                    }
+                frame.seal_into(room, |at, out| match pool {
+                    Some(pool) => pool.copy_out(at, out),
+                    None => out.fill(0),
                 });
             }
             let pieces: Vec<_> = rooms[..frames.len()]

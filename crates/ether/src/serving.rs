@@ -9,14 +9,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jericho_format::wire::{HEADER_BYTES, mac_text};
-use jericho_remote::{Body, Strange, Target, TargetOutput, Work, hexadecimal};
+use jericho_remote::{Body, Strange, Target, TargetOutput, Work, WorkError, hexadecimal};
 use jericho_storage::AlignedBuffer;
+use jericho_sys::errno;
 use jericho_sys::memory::Mapping;
 use jericho_sys::poller::Poller;
 use jericho_sys::timer::Timer;
 use jericho_topology::Topology;
 
 use crate::alarm;
+use crate::copies::Copies;
 use crate::links::{Clock, Links, Place, Receiver};
 use crate::lock::{TimedGuard, TimedLock};
 use crate::outbox::Outboxes;
@@ -46,6 +48,8 @@ struct Core {
     pools: HashMap<u64, Arc<Mapping>>,
     /// Payloads of a request that are being copied, and its operation, if all else has arrived.
     copying: HashMap<Name, (u32, Option<Work>)>,
+    /// Payloads that are copied without the lock, by the session of the pool.
+    copies: Copies<u64>,
     /// Operations to begin without the lock.
     jobs: Vec<Job>,
 }
@@ -87,6 +91,7 @@ impl Serving {
                 timer_at: None,
                 pools: HashMap::new(),
                 copying: HashMap::new(),
+                copies: Copies::default(),
                 jobs: Vec::new(),
             }),
             ended: TimedLock::new(Vec::new()),
@@ -107,14 +112,20 @@ impl Serving {
             self.ended.lock().extend(ended);
         }
         let mut core = self.core.lock();
-        let copies = core.take(receiver);
-        if !copies.is_empty() {
+        if let Some((number, is_late, copies)) = core.take(receiver) {
+            // The pages may have been those of a request that was refused, whose payload another thread still copies. It does not need the lock for that.
+            while is_late && core.copies.has_earlier(number) {
+                drop(core);
+                std::thread::yield_now();
+                core = self.core.lock();
+            }
             drop(core);
             for copy in &copies {
                 let payload = &receiver.frame(copy.frame)[HEADER_BYTES..][..copy.length];
                 copy.pool.copy_in(copy.at, payload);
             }
             core = self.core.lock();
+            core.copies.end(number);
             copies.iter().for_each(|copy| core.copied(copy.name));
         }
         self.settle(core, transfers);
@@ -183,15 +194,23 @@ impl Serving {
 
     /// Begins operations.
     fn begin(&self, jobs: Vec<Job>, nodes: &[Option<u32>], transfers: &mut Option<Transfers>) {
-        if self.workers.is_instant() {
-            let mut buffer = AlignedBuffer::new(0);
-            for job in jobs {
+        let mut buffer = AlignedBuffer::new(0);
+        for (job, node) in jobs.into_iter().zip(nodes) {
+            if !job.has_memory() {
+                // There was no memory for the pool, so what the session has sent is not there.
+                let result = Err(WorkError {
+                    errno: errno::ENOMEM as u16,
+                    loses_writes: false,
+                });
+                let work = job.work;
+                self.ended.lock().push(Ended { work, result });
+                continue;
+            }
+            if self.workers.is_instant() {
                 let ended = self.workers.perform(job, &mut buffer);
                 self.ended.lock().push(ended);
+                continue;
             }
-            return;
-        }
-        for (job, node) in jobs.into_iter().zip(nodes) {
             let job = match transfers {
                 Some(transfers) => transfers.submit(job),
                 None => Some(job),
@@ -273,8 +292,8 @@ impl Serving {
 }
 
 impl Core {
-    /// Takes the frames of a receiver. Copies their payloads, or returns which are to be copied without the lock.
-    fn take(&mut self, receiver: &mut Receiver) -> Vec<Copy> {
+    /// Takes the frames of a receiver. Copies their payloads, or returns which are to be copied without the lock, with their number, and whether earlier ones must end before.
+    fn take(&mut self, receiver: &mut Receiver) -> Option<(u64, bool, Vec<Copy>)> {
         let mut copies = Vec::new();
         let now = self.clock.now();
         receiver.take(|frame_place, link, frame| {
@@ -293,15 +312,21 @@ impl Core {
             }
         });
         let bytes: usize = copies.iter().map(|copy| copy.length).sum();
-        if bytes > COPIED_LOCKED {
-            return copies;
+        let ranges = || {
+            let range = |copy: &Copy| (copy.name.0, copy.at..copy.at + copy.length);
+            copies.iter().map(range)
+        };
+        let is_late = ranges().any(|(session, bytes)| self.copies.overlap(session, &bytes));
+        if bytes > COPIED_LOCKED || is_late {
+            let number = self.copies.begin(ranges().collect());
+            return Some((number, is_late, copies));
         }
         for copy in copies {
             let payload = &receiver.frame(copy.frame)[HEADER_BYTES..][..copy.length];
             copy.pool.copy_in(copy.at, payload);
             self.copied(copy.name);
         }
-        Vec::new()
+        None
     }
 
     /// Notes that a payload was copied.
@@ -360,7 +385,7 @@ pub(crate) struct Receiving {
     transfers: Option<Transfers>,
     /// Readable when the thread must end.
     _stopped: UnixStream,
-    /// Readable when a record of the owner was written. The first thread has it, and watches the timer.
+    /// Readable when a record of the owner was written. The first thread has it. The first thread also watches the timer.
     bell: Option<UnixStream>,
 }
 
@@ -389,6 +414,8 @@ impl Receiving {
             let bell = bell.take();
             if let Some(bell) = &bell {
                 poller.add(bell, BELL)?;
+            }
+            if nic == 0 {
                 poller.add(&serving.timer, TIMER)?;
             }
             Ok(Receiving {

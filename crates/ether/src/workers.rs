@@ -23,6 +23,16 @@ pub(crate) struct Job {
     pub pool: Option<Arc<Mapping>>,
 }
 
+impl Job {
+    /// Returns whether its data has a place.
+    pub fn has_memory(&self) -> bool {
+        match self.work {
+            Work::Request { operation, .. } => operation.data_pages() == 0 || self.pool.is_some(),
+            Work::Flush { .. } => true,
+        }
+    }
+}
+
 /// The end of an operation. The data of a read is in the pool.
 pub(crate) struct Ended {
     pub work: Work,

@@ -249,16 +249,25 @@ fn requests_use_the_interface_of_their_threads_node() {
     }
     for (cpu, nic) in [(first, "i0"), (last, "i1")] {
         affinity::set(None, &[cpu]).expect("a CPU");
-        let before = channels();
-        for at in 0..64 {
-            device
-                .write_at(at << 16, &pattern(at, 1 << 16))
-                .expect("a write");
-            device.read_at(at << 16, &mut [0; 1 << 16]).expect("a read");
-        }
-        for (before, after) in before.iter().zip(channels()) {
+        // A target that gets no CPU for long does not answer, and other interfaces carry its requests meanwhile.
+        let (before, after) = loop {
+            assert!(start.elapsed() < Duration::from_secs(60), "frames are lost");
+            let before = channels();
+            for at in 0..64 {
+                device
+                    .write_at(at << 16, &pattern(at, 1 << 16))
+                    .expect("a write");
+                device.read_at(at << 16, &mut [0; 1 << 16]).expect("a read");
+            }
+            let after = channels();
+            let mut both = before.iter().zip(&after);
+            if both.all(|(before, after)| before.lost_frames == after.lost_frames) {
+                break (before, after);
+            }
+        };
+        for (before, after) in before.iter().zip(after) {
             let sent_bytes = after.local_bytes - before.local_bytes;
-            assert_eq!(after.remote_bytes, 0);
+            assert_eq!(after.remote_bytes, before.remote_bytes);
             // Two channels of one interface share the 4 MiB.
             assert_eq!(
                 sent_bytes > 1 << 20,

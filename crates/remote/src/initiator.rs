@@ -327,6 +327,11 @@ impl Initiator {
         self.requests.reserve(operation, lane)
     }
 
+    /// Returns whether a request waits for others or for room.
+    pub fn is_waiting(&self, tag: u64) -> bool {
+        self.requests.is_waiting(tag)
+    }
+
     /// Ends the session. The caller flushes first. Ends with `Ended::Detached`.
     pub fn detach(&mut self, now: Time) {
         if let Leaving::No = self.leaving {

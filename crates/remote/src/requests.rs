@@ -171,8 +171,10 @@ impl Requests {
 
     /// Returns pages for the bytes of a write of a lane. Returns `None` while requests wait, which may need the room.
     pub fn reserve(&mut self, operation: Operation, lane: u16) -> Option<Run> {
+        // A replay that was given up has given its pages back, and still sends them.
+        let is_running = self.phase == Phase::Running && self.waiting.is_empty();
         let is_write = matches!(operation.action, Action::Write { .. });
-        if !is_write || !self.waiting.is_empty() || !operation.is_valid(u64::MAX) {
+        if !is_running || !is_write || !operation.is_valid(u64::MAX) {
             return None;
         }
         let own = self.own_pages(lane);
@@ -210,6 +212,12 @@ impl Requests {
             lane,
         });
         self.start();
+    }
+
+    /// Returns whether a caller's request was not started.
+    pub fn is_waiting(&self, tag: u64) -> bool {
+        let of_caller = |request: &Request| request.waiter == Waiter::Caller(tag);
+        self.waiting.iter().any(of_caller)
     }
 
     /// Returns whether a caller waits for a request.

@@ -17,6 +17,8 @@ pub struct Disk {
     pub fails_flushes: bool,
     /// So does the next one.
     pub fails_next_flush: bool,
+    /// Writes that begin at this block fail.
+    pub fails_block: Option<usize>,
 }
 
 impl Disk {
@@ -27,6 +29,7 @@ impl Disk {
             unflushed: Vec::new(),
             fails_flushes: false,
             fails_next_flush: false,
+            fails_block: None,
         }
     }
 
@@ -48,6 +51,7 @@ impl Disk {
                     memory.copy_from_slice(&self.blocks[block]);
                 }
             }
+            Action::Write { .. } if self.fails_block == Some(first) => return Err(5),
             Action::Write { is_durable } => {
                 for (block, memory) in (first..).zip(memory.chunks_exact(BLOCK)) {
                     self.change(block, memory.try_into().expect("a block"), is_durable);

@@ -360,6 +360,51 @@ fn a_write_that_needs_the_whole_pool_gets_it_from_writes_that_were_copied_early(
 }
 
 #[test]
+fn the_pages_of_a_replay_that_is_given_up_are_not_used_while_it_still_sends_them() {
+    for seed in 0..5 {
+        let settings = Settings {
+            pool_pages: 256,
+            blocks: 512,
+            operation: Duration::from_micros(2),
+            // Many frames, so that some are not sent yet when the error arrives.
+            mtu: 1500,
+            ..Settings::default()
+        };
+        let mut world = World::new(seed, settings);
+        let host = world.start_host(1, false);
+        world.run_until("a session", |world| world.hosts[0].size_bytes.is_some());
+        for (block, count) in [(0, 1), (10, 100)] {
+            ok(&mut world, host, WRITE, block, count);
+        }
+        let before: Vec<_> = (10..110).map(|block| *world.disk.block(block)).collect();
+        world.kill_target(true);
+        world.disk.fails_block = Some(0);
+        world.start_target();
+        world.run_until("the replay", |world| world.hosts[host].replayed > 0);
+        // It has room in the pool only when the pages of the replay were given back.
+        let mut next = Some(world.ask(WRITE, 300, 156));
+        let end = world.time + Duration::from_secs(20);
+        while world.step(end) {
+            let run = next
+                .as_ref()
+                .and_then(|asked| world.copy_early(host, asked));
+            if run.is_some() {
+                next = None;
+            }
+        }
+        assert!(next.is_none(), "the pool has room in the end");
+        for (block, old) in (10..).zip(&before) {
+            let now = world.disk.block(block);
+            let is_lost = now.iter().all(|&byte| byte == 0);
+            assert!(
+                now == old || is_lost,
+                "block {block} has other bytes, seed {seed}"
+            );
+        }
+    }
+}
+
+#[test]
 fn writes_of_more_than_the_pool_flush_by_themselves() {
     let mut world = World::new(
         1,

@@ -379,7 +379,7 @@ impl World {
         tag
     }
 
-    fn copy_early(&mut self, host: usize, asked: &Asked) -> Option<Run> {
+    pub fn copy_early(&mut self, host: usize, asked: &Asked) -> Option<Run> {
         let node = self.node();
         let state = &mut self.hosts[host];
         let run = state.initiator.reserve(asked.operation, node)?;
@@ -388,7 +388,7 @@ impl World {
     }
 
     /// Returns what the oracle must know of an operation.
-    fn ask(&mut self, action: Action, block: usize, blocks: usize) -> Asked {
+    pub fn ask(&mut self, action: Action, block: usize, blocks: usize) -> Asked {
         let operation = match action {
             Action::Flush => Operation::flush(),
             action => Operation {
@@ -465,7 +465,7 @@ impl World {
     }
 
     /// Performs the next event before `end`. Returns whether there was one.
-    fn step(&mut self, end: Duration) -> bool {
+    pub fn step(&mut self, end: Duration) -> bool {
         let host_timers = self.hosts.iter().filter(|host| !host.is_dead);
         let host_timers = host_timers.filter_map(|host| host.initiator.timer());
         let target_timer = self.target.as_ref().and_then(|target| target.timer());
