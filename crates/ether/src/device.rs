@@ -12,6 +12,7 @@ use std::time::Duration;
 use jericho_format::wire::{FRAMES_PER_KEY, TRANSFER_BYTES_MAX};
 use jericho_remote::{
     Action, Attached, Ended, Initiator, InitiatorConfig, Key, Operation, Scheduler, Security,
+    UNREACHABLE,
 };
 use jericho_storage::{
     Asynchronous, BLOCK_BYTES, Cause, Completion, Device, Direction, DiscardEffect, Finish,
@@ -285,7 +286,10 @@ impl RemoteDevice {
     }
 
     fn note_durability(&self, result: Result<(), IoError>) -> Result<(), IoError> {
-        if let Err(error) = &result {
+        // A host that was away has lost no write: the initiator sends again what was not flushed.
+        if let Err(error) = &result
+            && !error.is_unreachable()
+        {
             // Keeps the first one.
             let (none, errno) = (0, error.errno());
             let _ = self.durability_errno.compare_exchange(
@@ -337,8 +341,16 @@ impl RemoteDevice {
             device: Arc::clone(&self.name),
             offset_bytes,
             length_bytes,
-            cause: Cause::Errno(errno),
+            cause: cause_of(errno),
         }
+    }
+}
+
+/// Returns the cause for the error of a request.
+fn cause_of(error: i32) -> Cause {
+    match error {
+        UNREACHABLE => Cause::Unreachable,
+        errno => Cause::Errno(errno),
     }
 }
 
@@ -440,6 +452,10 @@ impl Device for RemoteDevice {
         self.inside.is_silent()
     }
 
+    fn has_abandoned(&self) -> bool {
+        self.inside.has_abandoned()
+    }
+
     fn is_read_only(&self) -> bool {
         self.attached.is_read_only
     }
@@ -517,7 +533,7 @@ impl RemoteDevice {
                     device,
                     offset_bytes: operation.offset_bytes,
                     length_bytes: bytes,
-                    cause: Cause::Errno(errno),
+                    cause: cause_of(errno),
                 });
                 if let Some(result) = lock(&parts).end(result) {
                     end.finish(Completion { tag, result });

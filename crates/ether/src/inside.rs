@@ -241,6 +241,11 @@ impl Inside {
         has_answer.recv_timeout(ANSWER_TIME).is_ok()
     }
 
+    /// Returns whether a change that failed because the target did not answer may still take effect.
+    pub fn has_abandoned(&self) -> bool {
+        self.lock().initiator.has_abandoned()
+    }
+
     /// Returns the timer, which the receiver watches.
     pub fn timer(&self) -> &Timer {
         &self.timer

@@ -21,7 +21,7 @@ use crate::batch::Batch;
 use crate::channel::{ChannelStatus, State};
 use crate::content::RequestId;
 use crate::dial::Dial;
-use crate::errno::{EACCES, EBUSY, ECANCELED, EIO, ENOTUNIQ, EPROTO, EPROTONOSUPPORT, ESTALE};
+use crate::errno::{EACCES, EBUSY, ECANCELED, ENOTUNIQ, EPROTO, EPROTONOSUPPORT, ESTALE};
 use crate::frame::{Entropy, Frame, Link, lane_of, nodes_of, random_id, random_index};
 use crate::key::{Key, Security};
 use crate::noise::Question;
@@ -45,6 +45,9 @@ const EXCUSE_TIME: Duration = Duration::from_secs(1);
 const SMALL_BYTES: u32 = 16 << 10;
 /// Least time between two hints.
 const HINT_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The error of requests that waited for `dead_after`. A completion has errors of 16 bits, so no target sends this one.
+pub const UNREACHABLE: i32 = 1 << 16;
 
 /// What an initiator connects to, and how.
 #[derive(Clone, Debug)]
@@ -140,7 +143,7 @@ pub enum InitiatorOutput {
         /// Where.
         run: Run,
     },
-    /// A request has ended. The error is an errno.
+    /// A request has ended. The error is an errno, or `UNREACHABLE`.
     Done {
         /// The request.
         tag: u64,
@@ -305,7 +308,7 @@ impl Initiator {
         }
         if self.is_dead {
             self.requests.give_back(run);
-            let result = Err(EIO);
+            let result = Err(UNREACHABLE);
             return self
                 .outputs
                 .push_back(InitiatorOutput::Done { tag, result });
@@ -433,10 +436,15 @@ impl Initiator {
         }
         if self.dies_at().is_some_and(|time| time <= now) {
             self.is_dead = true;
-            self.requests.fail_all(EIO);
+            self.requests.fail_all(UNREACHABLE);
         }
         self.take_events();
         self.transmit(now);
+    }
+
+    /// Returns whether a request that has failed with `UNREACHABLE` was sent and has not ended: the target may still execute it.
+    pub fn has_abandoned(&self) -> bool {
+        self.requests.has_abandoned()
     }
 
     /// Returns the status of each link's channel, if the link has one.

@@ -48,7 +48,9 @@ pub use channel::ChannelStatus;
 pub use discovery::{Discovery, Found};
 pub use export::{Client, ExportConfig, Owner};
 pub use frame::{Body, Entropy, Frame, Link};
-pub use initiator::{Attached, Ended, Initiator, InitiatorConfig, InitiatorOutput, ReadPlace};
+pub use initiator::{
+    Attached, Ended, Initiator, InitiatorConfig, InitiatorOutput, ReadPlace, UNREACHABLE,
+};
 pub use key::{Key, NoKey, Security, hexadecimal};
 pub use operation::{Action, Operation};
 pub use pages::Run;

@@ -225,6 +225,15 @@ impl Requests {
         self.callers > 0
     }
 
+    /// Returns whether a request was sent whose caller has had an error, and has not ended.
+    pub fn has_abandoned(&self) -> bool {
+        let is_abandoned = |slot: &Slot| {
+            let active = slot.active.as_ref();
+            active.is_some_and(|active| active.request.waiter == Waiter::Nobody)
+        };
+        self.slots.iter().any(is_abandoned)
+    }
+
     /// Returns whether a request was sent and has not ended.
     pub fn is_active(&self) -> bool {
         self.active > 0

@@ -538,7 +538,7 @@ pub(crate) fn stopped_error(
 ) -> IoError {
     let device = Arc::clone(device);
     match cause {
-        Cause::Errno(_) => IoError {
+        Cause::Errno(_) | Cause::Unreachable => IoError {
             operation,
             device,
             offset_bytes: offset_bytes + done_bytes,

@@ -67,6 +67,10 @@ pub trait Layer: Send + Sync {
     fn is_silent(&self) -> bool {
         self.below().is_silent()
     }
+    /// See `Device::has_abandoned`.
+    fn has_abandoned(&self) -> bool {
+        self.below().has_abandoned()
+    }
     /// See `Device::asynchronous`. `None` by default, because these transfers would pass the layer by.
     fn asynchronous(&self) -> Option<&dyn Asynchronous> {
         None
@@ -138,6 +142,9 @@ impl<L: Layer + ?Sized> Device for L {
     }
     fn is_silent(&self) -> bool {
         Layer::is_silent(self)
+    }
+    fn has_abandoned(&self) -> bool {
+        Layer::has_abandoned(self)
     }
     fn is_read_only(&self) -> bool {
         self.below().is_read_only()

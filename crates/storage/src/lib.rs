@@ -116,6 +116,8 @@ pub enum Cause {
         /// Bytes that were transferred.
         done_bytes: u64,
     },
+    /// The host of the device does not answer, and the user wants no longer wait. The device has lost nothing; see `Device`.
+    Unreachable,
 }
 
 impl fmt::Display for Cause {
@@ -128,6 +130,7 @@ impl fmt::Display for Cause {
                     "only {done_bytes} bytes were transferred: is the device truncated?"
                 )
             }
+            Cause::Unreachable => f.write_str("its host does not answer"),
         }
     }
 }
@@ -144,11 +147,16 @@ impl IoError {
         self.cause == Cause::Errno(errno::EOPNOTSUPP)
     }
 
+    /// Returns whether the host of the device does not answer.
+    pub fn is_unreachable(&self) -> bool {
+        self.cause == Cause::Unreachable
+    }
+
     /// Returns the errno that a program should see.
     pub fn errno(&self) -> i32 {
         match self.cause {
             Cause::Errno(e) => e,
-            Cause::Short { .. } => errno::EIO,
+            Cause::Short { .. } | Cause::Unreachable => errno::EIO,
         }
     }
 }
@@ -177,6 +185,11 @@ pub struct Extent {
 ///
 /// The blocking calls take any buffer whose length is a multiple of `BLOCK_BYTES`, may be made from
 /// any thread, and either transfer everything or fail.
+///
+/// `Cause::Unreachable` says that a device of another host does not answer. After that error
+/// - a flush may be repeated. If a later one succeeds, it covers every write that completed before it began;
+/// - a change takes effect, has no effect, or takes effect later. While it may take effect later, `has_abandoned` returns true, and an
+///   operation on the same blocks that begins later runs after it.
 pub trait Device: Send + Sync {
     /// Returns the name by which the user knows the device (its path).
     fn name(&self) -> Arc<str>;
@@ -208,7 +221,8 @@ pub trait Device: Send + Sync {
     fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError>;
     /// Writes `buf.len()` bytes. They are not durable before `flush`.
     fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError>;
-    /// Makes all writes durable that completed before the call. After a failure every later `flush` and `write_durable` fails.
+    /// Makes all writes durable that completed before the call. After a failure other than `Cause::Unreachable` every later `flush` and
+    /// `write_durable` fails.
     fn flush(&self) -> Result<(), IoError>;
     /// Writes `buf.len()` bytes and makes this write durable. Promises nothing about earlier writes. The operation of the error is
     /// "flush" when the bytes were written and may not be durable.
@@ -263,6 +277,10 @@ pub trait Device: Send + Sync {
     /// Returns whether the device answers no operation at present, so that an operation would wait long. May take some tenths of a second to
     /// find out.
     fn is_silent(&self) -> bool {
+        false
+    }
+    /// Returns whether a change that has failed with `Cause::Unreachable` may still take effect.
+    fn has_abandoned(&self) -> bool {
         false
     }
     /// Returns whether the device refuses writes (EROFS).

@@ -6,7 +6,7 @@ use jericho_format::wire::{
     CompletionRecord, FLAG_RESUMES, FLAG_TAKE_OVER, FrameHeader, HEADER_BYTES, Handshake,
     frame_kind,
 };
-use jericho_remote::{Action, Ended};
+use jericho_remote::{Action, Ended, UNREACHABLE};
 use jericho_sim::WireFaults;
 use zerocopy::FromBytes;
 
@@ -280,17 +280,19 @@ fn dead_target(seed: u64) {
     ok(&mut world, host, WRITE, 0, 2);
     world.wire.set_cut(0, true);
     let (begun, write) = (world.time, world.submit(host, WRITE, 0, 2));
-    assert_eq!(world.result(host, write), Err(EIO));
+    assert_eq!(world.result(host, write), Err(UNREACHABLE));
+    assert!(world.hosts[host].initiator.has_abandoned());
     let waited = world.time - begun;
     assert!(waited >= Duration::from_secs(30) && waited < Duration::from_secs(32));
     // New ones fail at once.
     let (begun, read) = (world.time, world.submit(host, Action::Read, 0, 1));
-    assert_eq!(world.result(host, read), Err(EIO));
+    assert_eq!(world.result(host, read), Err(UNREACHABLE));
     assert_eq!(world.time, begun);
     world.wire.set_cut(0, false);
     world.run_until("the target", |world| world.hosts[host].is_reachable);
     // The write that failed may have an effect, but none after this one.
     ok(&mut world, host, WRITE, 0, 2);
+    assert!(!world.hosts[host].initiator.has_abandoned());
     world.run_for(Duration::from_secs(120));
     ok(&mut world, host, Action::Read, 0, 2);
 }
