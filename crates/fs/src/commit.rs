@@ -22,6 +22,9 @@
 //! If the metadata region has no space for a batch, the committer keeps it and appends the next one to it; the callers get ENOSPC. Any
 //! other failure, including that of a flush, ends all changes until the next mount. So does a panic in an operation that holds
 //! the gate: it leaves half an operation in memory and in the batch, which must not become durable.
+//!
+//! The failure of a device whose host does not answer only *suspends* the changes: the committer keeps the sealed batch and seals
+//! no other one, until `Fs::resume` takes the shard into use again.
 
 pub(crate) mod checkpointer;
 pub(crate) mod checkpoints;
@@ -29,9 +32,11 @@ pub(crate) mod committer;
 mod group;
 pub(crate) mod leader;
 mod put_back;
+mod resume;
 mod seal;
 
 pub(crate) use put_back::PutShardsBack;
+pub(crate) use resume::ResumeShards;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -312,9 +317,21 @@ impl Commits {
         }
     }
 
+    /// Returns the failure that has suspended all changes until a host answers again, if there is one.
+    pub fn suspension(&self) -> Option<Error> {
+        let failure = self.failure().err()?;
+        failure.is_unreachable().then_some(failure)
+    }
+
+    /// Returns whether all changes have ended until the next mount.
+    pub fn has_ended(&self) -> bool {
+        self.failure()
+            .is_err_and(|failure| !failure.is_unreachable())
+    }
+
     /// Ends all changes if the calling thread unwinds from a panic, because its operation is half done.
     pub fn fail_if_panicking(&self) {
-        if std::thread::panicking() && self.failure().is_ok() {
+        if std::thread::panicking() && !self.has_ended() {
             let error = Error::HalfDone;
             tracing::error!(
                 "{error}; a slice accepts no more changes until the volume is mounted again (jericho stat shows which)"
@@ -323,24 +340,24 @@ impl Commits {
         }
     }
 
-    /// Ends all changes of the shard after an error. Returns false if they had ended already.
+    /// Ends all changes of the shard after an error, or suspends them if the host of a device does not answer. Returns false, without effect,
+    /// if they had ended already, or were suspended and still are.
     pub fn end_changes(&self, error: &Error) -> bool {
-        if self.failure().is_err() {
+        if !error.note_in(&mut self.failed.lock()) {
             return false;
         }
-        self.fail(error.clone());
-        true
-    }
-
-    /// Ends all changes.
-    pub fn fail(&self, error: Error) {
-        *self.failed.lock() = Some(error);
         self.is_failed.store(true, Ordering::Release);
         let _control = self.control.lock();
         self.room.notify_all();
+        true
     }
 
-    /// Takes changes again: the missing device has come back, and the store is recovered. The gate is closed and the cut locked.
+    /// Does the same as `end_changes`, without an answer.
+    pub fn fail(&self, error: Error) {
+        self.end_changes(&error);
+    }
+
+    /// Takes changes again: the device has come back, and the store is recovered. The gate is closed and the cut locked.
     fn put_back(&self) {
         *self.failed.lock() = None;
         self.is_failed.store(false, Ordering::Release);

@@ -16,6 +16,7 @@ use jericho_storage::Appended;
 use jericho_volume::Volume;
 use parking_lot::Mutex;
 
+use crate::absences::Absences;
 use crate::commit::{Commits, Needs, Waiter};
 use crate::data::extents::Map;
 use crate::data::file::CacheResult;
@@ -77,6 +78,7 @@ pub struct Core {
     pub errors: WriteErrors,
     pub errors_reported: SeenErrors,
     pub discards: Discards,
+    pub absences: Arc<Absences>,
     pub scrub: Scrub,
     /// The current `AccessTimes`.
     pub access_times: AtomicU8,
@@ -310,24 +312,27 @@ impl Core {
             };
             set.extend(self.shards.map().all().iter().filter(on_it).collect());
         }
+        let until = match error.is_unreachable() {
+            true => "until its host answers",
+            false => "until the volume is mounted again",
+        };
         for (shard, commits) in set.iter().map(|id| (id, &self.shards.get(id).commits)) {
             if !commits.end_changes(error) {
                 continue;
             }
             if self.shards.map().count() == 1 {
                 // Nothing is committed any more, and the data may still go where it has space.
-                tracing::error!(
-                    "{error}; no more changes are accepted until the volume is mounted again"
-                );
+                tracing::error!("{error}; no more changes are accepted {until}");
                 continue;
             }
             for slice in self.shards.slices_of(shard, self.slice_count()) {
-                tracing::error!(
-                    "{error}; slice {slice} takes no more changes until the volume is mounted again"
-                );
+                tracing::error!("{error}; slice {slice} takes no more changes {until}");
             }
             self.allocator
                 .close(self.shards.slices_of(shard, self.slice_count()));
+        }
+        if error.is_unreachable() {
+            self.absences.note();
         }
     }
 

@@ -91,6 +91,7 @@ impl Fs {
             errors_reported: SeenErrors::default(),
             access_times: AtomicU8::new(AccessTimes::default() as u8),
             discards: Discards::new(&volume, options.read_only),
+            absences: Arc::default(),
             scrub: Scrub::default(),
             volume,
             shards,
@@ -111,6 +112,8 @@ impl Fs {
             orphans: Mutex::default(),
             leaves_orphans: Arc::default(),
         });
+        let absences = fs.core.absences.clone();
+        (fs.core.allocator).set_on_unreachable(Box::new(move || absences.note()));
         // If one thread cannot be started, the drop of `fs` ends the others.
         fs.core.close_failed_slices();
         fs.start_threads()?;
@@ -215,6 +218,7 @@ impl Fs {
         self.core.alive()?;
         // From here on the parts are as many as now.
         *self.extending.lock() = true;
+        self.core.absences.close();
         // Its place is in the last batch.
         self.stop_scrubber();
         self.stop_orphans();
@@ -264,6 +268,7 @@ impl Fs {
     }
 
     fn stop(&self) {
+        self.core.absences.close();
         self.stop_scrubber();
         self.stop_orphans();
         self.core.allocator.lend_at_once();

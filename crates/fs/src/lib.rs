@@ -3,6 +3,7 @@
 //! Knows pages only as ranges of a file. Does not know clients: the daemon checks which client may ask for an operation.
 #![forbid(unsafe_code)]
 
+mod absences;
 pub mod add;
 pub mod check;
 mod commit;
@@ -22,6 +23,7 @@ mod names;
 mod objects;
 mod orphans;
 mod put_back;
+mod resume;
 mod scrub;
 mod shards;
 mod table;
@@ -31,6 +33,7 @@ pub mod types;
 
 pub use jericho_metadata::format;
 
+pub use absences::Absences;
 pub use data::file::Writing;
 pub use data::layout::Layout;
 pub use data::write_errors::SeenErrors;
@@ -40,6 +43,7 @@ pub use inode::File;
 pub use interruption::{Interruption, begin_change, with_interruption};
 pub use names::privileges::CAPABILITY;
 pub use put_back::{PutBackError, ReturnedDevice};
+pub use resume::Resumed;
 pub use scrub::ScrubStatus;
 pub use take::{CacheError, TakeError};
 pub use types::{Done, FsOptions};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jericho_metadata::shard::ShardSet;
-use jericho_metadata::store::{CheckpointNeed, Store};
+use jericho_metadata::store::{CheckpointNeed, Requirement, Store};
 use jericho_metadata::stores;
 use jericho_storage::Device;
 
@@ -105,7 +105,7 @@ impl Fs {
     }
 
     /// Fails if the filesystem is being closed.
-    fn may_return(&self) -> Outcome<()> {
+    pub(crate) fn may_return(&self) -> Outcome<()> {
         match *self.extending.lock() || self.core.options.read_only {
             true => Err(PutBackError::Closing),
             false => Ok(()),
@@ -184,6 +184,11 @@ impl Fs {
         // Its last operation may need a store that comes back. Only a mount, which reads all journals, can tell.
         let has_failed =
             |shard: &crate::shards::Shard| !shard.store.is_absent() && shard.store.check().is_err();
+        if core.suspended() != ShardSet::default() {
+            return Err(PutBackError::Failed(
+                "the host of another slice does not answer".into(),
+            ));
+        }
         if core.shards.iter().any(has_failed) {
             return refuse("another slice takes no changes until the next mount");
         }
@@ -215,15 +220,15 @@ impl Fs {
         let memory = core.options.store_cache_bytes / volume.slices().len();
         let numbers: Vec<usize> = slices.iter().map(|slice| usize::from(*slice)).collect();
         let waits = Cell::new(false);
-        let present = |store: usize| {
-            let store = core.shards.iter().nth(store)?.store.clone();
+        let others_have = |required: &Requirement| {
+            let store = core.shards.iter().nth(required.store.into())?.store.clone();
             if store.is_absent() {
                 waits.set(true);
                 return None;
             }
-            Some(store)
+            store.had(required)
         };
-        let stores = stores::open_returned(volume, devices, memory, &numbers, &present);
+        let stores = stores::open_returned(volume, devices, memory, &numbers, &others_have);
         let stores = stores.map_err(|error| match waits.get() {
             true => PutBackError::Waits(error.to_string()),
             false => failed_early(error),

@@ -1,5 +1,6 @@
 //! Slices on devices of their own: what the failure or the absence of one device costs. Without checksums of the data and with them.
 
+mod domain;
 mod mount;
 
 use std::path::PathBuf;
@@ -8,173 +9,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use jericho_cache::Slice;
-use jericho_fs::check::data::check_data;
-use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::format::format_devices;
-use jericho_fs::types::{Ino, Kind, ROOT};
-use jericho_fs::{Error, File, Fs, FsOptions, PutBackError, Result};
+use jericho_fs::types::{Ino, ROOT};
+use jericho_fs::{Error, File, PutBackError, Result};
 use jericho_sim::{DeviceSet, FaultPlan, Operation, SimDevice};
 use jericho_storage::{Cause, Device, IoError, Layer};
 use jericho_volume::{FormatOptions, OpenMode, Volume};
 
-use mount::{CALLER, SLICES, format_two, pattern, start_slices};
-
-const MIB: u64 = 1 << 20;
-const BYTES: usize = 3 * 4096 + 100;
-const EIO: i32 = 5;
-const ENODEV: i32 = 19;
-const ENOSPC: i32 = 28;
-
-/// Returns a volume with a store in each of two slices, which are on devices of their own.
-fn formatted(checksums: bool) -> DeviceSet {
-    formatted_with(checksums, [64 * MIB, 64 * MIB])
-}
-
-fn formatted_with(checksums: bool, sizes: [u64; 2]) -> DeviceSet {
-    let devices = [
-        SimDevice::new("one", sizes[0]).without_fua(),
-        SimDevice::new("two", sizes[1]).without_fua(),
-    ];
-    format_two(devices, checksums)
-}
-
-struct Mounted {
-    volume: Arc<Volume>,
-    fs: Arc<Fs>,
-    slices: Vec<Arc<Slice>>,
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        self.slices.iter().for_each(|slice| slice.close());
-    }
-}
-
-fn try_mount(devices: Vec<Arc<dyn Device>>) -> Result<Mounted> {
-    let volume = Arc::new(Volume::open_from_devices(devices, OpenMode::WRITE).unwrap());
-    let slices = start_slices(&volume, Duration::from_secs(3600));
-    let options = FsOptions {
-        store_cache_bytes: 16 << 20,
-        read_only: false,
-        inode_cache: 100,
-        commit_interval_ms: 3_600_000,
-    };
-    match Fs::open(volume.clone(), slices.clone(), options) {
-        Ok(fs) => Ok(Mounted { volume, fs, slices }),
-        Err(error) => {
-            slices.iter().for_each(|slice| slice.close());
-            Err(error)
-        }
-    }
-}
-
-impl Mounted {
-    fn dir(&self, name: &str) -> Ino {
-        match self.fs.mkdir(ROOT, name.as_bytes(), 0o755, CALLER) {
-            Ok(attr) => attr.ino,
-            Err(_) => self.fs.lookup(ROOT, name.as_bytes()).unwrap().ino,
-        }
-    }
-
-    fn create(&self, dir: Ino, name: &str) -> Result<Arc<File>> {
-        let attr = self
-            .fs
-            .mknod(dir, name.as_bytes(), Kind::File, 0o644, 0, CALLER)?;
-        self.fs.open_file(attr.ino)
-    }
-
-    fn write(&self, file: &Arc<File>, data: &[u8]) -> Result<()> {
-        let _writing = file.writing();
-        self.fs.begin_write(file, 0, data.len() as u64)?;
-        let slice = &self.slices[usize::from(file.layout().home())];
-        let (sender, receiver) = channel();
-        let pages = data.len().div_ceil(4096) as u32;
-        let intent = jericho_cache::Intent::Modify;
-        slice.get(&file.object(), 0, pages, intent, move |pinned| {
-            sender.send(pinned).unwrap();
-        });
-        let mut pinned = receiver
-            .recv()
-            .unwrap()
-            .map_err(jericho_fs::error::of_cache)?;
-        for (page, bytes) in (0..).zip(data.chunks(4096)) {
-            pinned.write(page, 0, bytes).unwrap();
-        }
-        drop(pinned);
-        self.fs.end_write(file, 0, data.len() as u64);
-        Ok(())
-    }
-
-    fn read(&self, file: &Arc<File>) -> Result<Vec<u8>> {
-        let mut data = vec![0; file.size() as usize];
-        let slice = &self.slices[usize::from(file.layout().home())];
-        for (page, bytes) in (0..).zip(data.chunks_mut(4096)) {
-            let (sender, receiver) = channel();
-            let intent = jericho_cache::Intent::Read;
-            slice.get(&file.object(), page, 1, intent, move |pinned| {
-                sender.send(pinned).unwrap();
-            });
-            receiver
-                .recv()
-                .unwrap()
-                .map_err(jericho_fs::error::of_cache)?
-                .read(page, 0, bytes)
-                .unwrap();
-        }
-        Ok(data)
-    }
-
-    fn fsync(&self, file: &Arc<File>) -> Result<()> {
-        let (sender, receiver) = channel();
-        let done = Box::new(move |result| sender.send(result).unwrap());
-        self.fs.fsync_blocking(file, false, done);
-        receiver.recv().unwrap()
-    }
-
-    /// Creates a file of `BYTES` bytes that is durable.
-    fn synced(&self, dir: Ino, name: &str, seed: u64) -> Result<Arc<File>> {
-        let file = self.create(dir, name)?;
-        self.write(&file, &pattern(seed, BYTES))?;
-        self.fsync(&file)?;
-        Ok(file)
-    }
-
-    fn contents(&self, dir: Ino, name: &str) -> Result<Vec<u8>> {
-        let ino = self.fs.lookup(dir, name.as_bytes())?.ino;
-        let file = self.fs.open_file(ino)?;
-        self.read(&file)
-    }
-}
-
-/// Makes a directory with a durable file in each slice, and unmounts.
-fn filled(checksums: bool) -> DeviceSet {
-    let set = formatted(checksums);
-    let mounted = try_mount(set.as_devices()).unwrap();
-    for (slice, name) in ["x", "y"].iter().enumerate() {
-        let dir = mounted.dir(name);
-        let file = mounted.synced(dir, "old", slice as u64).unwrap();
-        assert_eq!(usize::from(file.layout().home()), slice);
-        assert_eq!((file.ino() >> 40) as usize, slice, "the inode's slice");
-    }
-    mounted.fs.close().unwrap();
-    drop(mounted);
-    set
-}
-
-fn assert_sound(set: &DeviceSet) {
-    let mut report = check_devices(set.as_devices(), CheckOptions::default()).unwrap();
-    check_data(&set.as_devices(), &mut report, &Arc::default()).unwrap();
-    assert!(report.is_sound(), "{:#?}", report.findings);
-}
-
-#[track_caller]
-fn fails_with<T>(errno: i32, result: Result<T>) {
-    match result {
-        Ok(_) => panic!("no error"),
-        Err(error) => assert_eq!(error.errno(), errno, "{error}"),
-    }
-}
+use domain::*;
+use mount::{CALLER, SLICES, pattern};
 
 #[test]
 fn a_device_that_fails_its_flushes_ends_the_changes_of_its_slices_only() {
@@ -697,28 +540,6 @@ fn half_of_an_operation_does_not_count_when_the_device_with_it_comes_back_later(
         let old = mounted.fs.lookup(y, b"old").is_ok();
         assert!(old || new, "the file has no name any more");
     }
-}
-
-/// Returns a volume with a store in each of three slices, which are on devices of their own, and a durable file in each.
-fn filled_three(checksums: bool) -> DeviceSet {
-    let names = ["one", "two", "three"];
-    let set = DeviceSet::new(names.map(|name| SimDevice::new(name, 64 * MIB).without_fua()));
-    let options = FormatOptions {
-        slices: Some(3),
-        has_stores: Some(true),
-        checksums,
-        ..FormatOptions::default()
-    };
-    format_devices(&set.as_devices(), &names.map(PathBuf::from), &options).unwrap();
-    let mounted = try_mount(set.as_devices()).unwrap();
-    for (slice, name) in ["x", "y", "z"].iter().enumerate() {
-        let dir = mounted.dir(name);
-        mounted.synced(dir, "old", slice as u64).unwrap();
-        assert_eq!((dir >> 40) as usize, slice, "the inode's slice");
-    }
-    mounted.fs.close().unwrap();
-    drop(mounted);
-    set
 }
 
 #[test]

@@ -21,8 +21,8 @@ mod loans;
 mod put_back;
 mod refill;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use jericho_storage::Appended;
 pub use jericho_volume::Blocks;
@@ -70,6 +70,8 @@ struct Space {
     regions: RwLock<Vec<SliceRegion>>,
     /// Prevents further allocations here, because the device has failed or is missing.
     is_closed: AtomicBool,
+    /// The blocks that `close` has subtracted from `available`.
+    closed: Mutex<Option<u64>>,
 }
 
 impl Space {
@@ -86,6 +88,7 @@ impl Space {
             chunks: options.chunks,
             regions: RwLock::new(options.regions),
             is_closed: AtomicBool::new(options.is_absent),
+            closed: Mutex::new(None),
         }
     }
 
@@ -182,6 +185,7 @@ pub struct Allocator {
     counts: Counts,
     loans: Loans,
     growing: Mutex<()>,
+    on_unreachable: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// Numbers of blocks of the whole volume. They have cache lines of their own: each write of new data changes them, and commits in all shards
@@ -253,6 +257,7 @@ impl Allocator {
             },
             loans: Loans::default(),
             growing: Mutex::new(()),
+            on_unreachable: OnceLock::new(),
         }))
     }
 
@@ -290,11 +295,13 @@ impl Allocator {
     /// ENOSPC when it allocates.
     pub fn close(&self, slices: impl Iterator<Item = SliceId>) {
         for space in slices.filter_map(|slice| self.slices.get(usize::from(slice))) {
+            let mut closed = space.closed.lock();
             if !space.is_closed.swap(true, Ordering::AcqRel) {
                 let free = space.free.load(Ordering::Acquire);
                 let take = |available: u64| Some(available.saturating_sub(free));
-                let _ =
-                    (self.counts.available).fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
+                let available = &self.counts.available;
+                let before = available.fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
+                *closed = Some(before.map_or(0, |available| available.min(free)));
             }
         }
     }

@@ -45,6 +45,22 @@ impl Error {
         }
     }
 
+    /// Returns whether a device failed only because its host does not answer. Nothing is lost then.
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self, Error::Io(error) if error.is_unreachable())
+    }
+
+    /// Notes in `first` an error that ends something for ever, or until a host answers again. Keeps an earlier error, unless only that
+    /// one ends with the host's absence. Returns whether it has noted the error.
+    pub fn note_in(&self, first: &mut Option<Error>) -> bool {
+        let is_worse = |first: &Error| first.is_unreachable() && !self.is_unreachable();
+        let notes = first.as_ref().is_none_or(is_worse);
+        if notes {
+            *first = Some(self.clone());
+        }
+        notes
+    }
+
     /// Returns whether the volume is full. A full host of a device has the same errno and returns false, because removing files on the
     /// volume does not help.
     pub fn is_full_volume(&self) -> bool {

@@ -8,6 +8,7 @@ pub mod batch;
 mod checkpoint;
 pub mod codec;
 mod commit;
+mod left;
 mod log;
 mod memtable;
 mod payload;
@@ -16,6 +17,7 @@ mod records;
 pub mod recovery;
 mod refusals;
 pub mod region;
+mod retire;
 mod room;
 mod scan;
 pub mod tables;
@@ -30,10 +32,13 @@ use arc_swap::ArcSwap;
 use jericho_format::sums::Group;
 use jericho_format::{PAGE_BYTES, record};
 use jericho_journal::{History, JournalArea};
+use jericho_storage::{Appended, IoError};
 use parking_lot::Mutex;
 use redb::{Database, StorageBackend};
 
 pub use self::commit::CheckpointNeed;
+use self::left::BatchPlace;
+pub use self::left::Retired;
 use self::log::Log;
 pub use self::payload::Requirement;
 pub use self::prepared::Prepared;
@@ -87,6 +92,9 @@ pub trait Supply: Send + Sync {
 
     /// Makes spare chunks of the metadata region for `pages` pages and a stock, as far as there is space.
     fn refill(&self, region: &Region, pages: u64) -> Result<()>;
+
+    /// Notes that a read has failed because the host of a device does not answer. redb fails all reads from then on.
+    fn read_unreachable(&self) {}
 }
 
 /// Which batches a store had when it was opened.
@@ -113,6 +121,12 @@ pub struct Store {
     view: ArcSwap<View>,
     /// The error that ended all changes.
     failed: Mutex<Option<Error>>,
+    /// The place of a batch that was written to the journal, perhaps in part, and that readers do not see.
+    unpublished: Mutex<Option<BatchPlace>>,
+    /// Why another store takes the place of this one.
+    retired: OnceLock<IoError>,
+    /// What this store knew when it was retired.
+    left: Mutex<Retired>,
     /// Why the store cannot be read: its device is missing.
     absent: Option<Error>,
     /// Which batches the store had when it was opened, for the last batch of a store that comes back later.
@@ -192,6 +206,9 @@ impl Store {
             in_transaction: Mutex::default(),
             view: ArcSwap::from_pointee(View::of(snapshot)),
             failed: Mutex::new(None),
+            unpublished: Mutex::new(None),
+            retired: OnceLock::new(),
+            left: Mutex::default(),
             absent: None,
             past: OnceLock::new(),
             damage: OnceLock::new(),
@@ -243,10 +260,13 @@ impl Store {
         self.failed.lock().clone().map_or(Ok(()), Err)
     }
 
-    /// Ends all changes. Returns the first error that ended them.
+    /// Ends all changes. Returns the error that ended them: the first one, but not that of a host that does not answer, if there is another one.
     pub fn fail(&self, error: Error) -> Error {
+        let error = self.blame(error);
         tracing::error!("metadata store: {error}; no more changes are accepted");
-        self.failed.lock().get_or_insert(error).clone()
+        let mut failed = self.failed.lock();
+        error.note_in(&mut failed);
+        failed.clone().unwrap_or(error)
     }
 
     /// Remembers damage, so that `close` does not present the store as sound.
@@ -261,6 +281,9 @@ impl Store {
     /// later batches. Fails with the first error of a device since the store was opened, or with the first damage that was found. After
     /// damage the journal keeps its batches, because a checkpoint must not build on damaged pages.
     pub fn close(&self) -> Result<()> {
+        if let Some(error) = self.retired.get() {
+            return Err(error.clone().into());
+        }
         let damage = self.damage.get().filter(|_| self.writable);
         let written = damage.map_or_else(|| self.checkpoint(), |error| Err(error.clone()));
         let mut writer = self.writer.lock();
@@ -339,7 +362,11 @@ impl Store {
         }
         loop {
             let view = self.view.load_full();
-            let found = guarded(|| Ok(read(&view))).inspect_err(|error| self.note_damage(error))?;
+            let found = guarded(|| Ok(read(&view)));
+            // Another store may have changed the bytes meanwhile.
+            self.check_in_use()?;
+            let found = found.map_err(|error| self.blame(error));
+            let found = found.inspect_err(|error| self.note_damage(error))?;
             let error = match found {
                 Ok(value) => return Ok(value),
                 Err(ReadError::Damaged(what)) => {
@@ -351,7 +378,9 @@ impl Store {
             };
             drop(self.in_transaction.lock());
             if Arc::ptr_eq(&view.redb, &self.view.load().redb) {
-                return Err(explain(self.region.as_deref(), error.to_string()));
+                let error = explain(self.region.as_deref(), error.to_string());
+                self.note_unreachable(&error);
+                return Err(error);
             }
         }
     }
@@ -565,14 +594,19 @@ impl Store {
         mut each: impl FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<()> {
         let view = self.view.load_full();
-        guarded(|| {
+        let scanned = guarded(|| {
             let read = view.each(table, &[], None, |key, value| Ok(each(key, value)));
             read.map_err(|error| match error {
                 ReadError::Redb(error) => explain(self.region.as_deref(), error.to_string()),
                 ReadError::Damaged(what) => Error::Damaged(what),
             })
+        });
+        self.check_in_use()?;
+        let scanned = scanned.map_err(|error| self.blame(error));
+        scanned.inspect_err(|error| {
+            self.note_damage(error);
+            self.note_unreachable(error);
         })
-        .inspect_err(|error| self.note_damage(error))
     }
 }
 
@@ -610,37 +644,23 @@ fn explain(region: Option<&Region>, text: String) -> Error {
     }
 }
 
-/// Shared handle.
+/// Shared handle of a store, and of those that take its place later.
 #[derive(Clone)]
-pub struct StoreRef(Arc<Place>);
-
-/// Where a store is. A missing store stays there, because other threads may use it, after the store has come back.
-struct Place {
-    first: Store,
-    returned: OnceLock<Store>,
-}
+pub struct StoreRef(Arc<Appended<Store>>);
 
 impl From<Store> for StoreRef {
     fn from(store: Store) -> StoreRef {
-        StoreRef(Arc::new(Place {
-            first: store,
-            returned: OnceLock::new(),
-        }))
+        StoreRef(Arc::new([store].into_iter().collect()))
     }
 }
 
 impl StoreRef {
-    /// Puts a missing store back: all that have this reference use it from now on.
+    /// Has all that have this reference use another store from now on. The present one is missing or retired. It stays in memory, because other
+    /// threads may use it.
     pub(crate) fn put_back(&self, store: Store) {
-        assert!(self.is_absent(), "only a missing store comes back");
-        // Only one thread at a time puts a store back.
-        let _ = self.0.returned.set(store);
-    }
-
-    /// Returns the store, of which this is the only reference.
-    pub(crate) fn into_store(self) -> Store {
-        let place = Arc::into_inner(self.0);
-        place.expect("a store that only its opener has").first
+        let may_go = self.is_absent() || self.retired.get().is_some();
+        assert!(may_go, "only a missing or retired store is replaced");
+        self.0.append([store]);
     }
 }
 
@@ -649,7 +669,7 @@ impl Deref for StoreRef {
 
     #[inline]
     fn deref(&self) -> &Store {
-        self.0.returned.get().unwrap_or(&self.0.first)
+        self.0.last().expect("a store")
     }
 }
 

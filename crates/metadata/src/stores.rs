@@ -85,7 +85,7 @@ fn recover(
         }
         let opened = open_redb(volume, volume.devices(), cache_bytes, store)?;
         let recovered = opened.recover(journal_of(volume, volume.devices(), store), damage)?;
-        Ok((opened, Some(recovered)))
+        Ok((opened.into(), Some(recovered)))
     })?;
     let (stores, mut recovered): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
     // Judges all batches before it drops the first one.
@@ -210,7 +210,7 @@ pub fn create(volume: &Volume, cache_bytes: usize) -> Result<(Vec<StoreRef>, Arc
     let stores = for_each_store(0..count, |_, store| {
         let opened = open_redb(volume, volume.devices(), cache_bytes, store)?;
         opened.create_journal(journal_of(volume, volume.devices(), store))?;
-        Ok(opened)
+        Ok(opened.into())
     })?;
     let allocator = Allocator::of_volume(&stores, volume)?;
     Ok((stores, allocator))
@@ -238,18 +238,17 @@ pub fn open_added(volume: &Volume, cache_bytes: usize, store: usize) -> Result<S
         opened.recover(journal_of(volume, volume.devices(), store), Damage::Refuse)?;
     opened.decide(&mut recovered, true)?;
     opened.finish_recovery(recovered)?;
-    Ok(opened)
+    Ok(opened.into())
 }
 
-/// Recovers the stores of slices whose missing device has come back, as a mount does. `devices` has this device in its place, and `present` has the
-/// stores of the volume by number, with those that are missing. Fails if only a mount can decide about a last batch. Writes nothing before all last batches
-/// are judged.
+/// Recovers the stores of slices whose device has come back, as a mount does. `devices` has this device in its place, and `others_have` tells whether another
+/// store has a batch. Fails if only a mount can decide about a last batch. Writes nothing before all last batches are judged.
 pub fn open_returned(
     volume: &Volume,
     devices: &[Arc<dyn Device>],
     cache_bytes: usize,
     stores: &[usize],
-    present: &dyn Fn(usize) -> Option<StoreRef>,
+    others_have: &dyn Fn(&Requirement) -> Option<bool>,
 ) -> Result<Vec<Store>> {
     let cache_bytes = cache_bytes.max(STORE_CACHE_BYTES_MIN);
     let mut opened = Vec::new();
@@ -264,7 +263,7 @@ pub fn open_returned(
         if let Some((_, store, recovered)) = opened.iter().find(|(store, ..)| *store == at) {
             return store.has(recovered, required);
         }
-        Ok(present(at).and_then(|store| store.had(required)))
+        Ok(others_have(required))
     };
     let mut verdicts = Vec::new();
     for (store, _, recovered) in &opened {
@@ -285,7 +284,7 @@ pub fn open_returned(
         store.decide(&mut recovered, counts)?;
         store.note_past(&recovered)?;
         store.finish_recovery(recovered)?;
-        stores.push(store.into_store());
+        stores.push(store);
     }
     Ok(stores)
 }
@@ -377,7 +376,7 @@ fn open_redb(
     devices: &[Arc<dyn Device>],
     cache_bytes: usize,
     store: usize,
-) -> Result<StoreRef> {
+) -> Result<Store> {
     let region = if volume.read_only() {
         // redb writes when it is opened, most after a crash. The overlay keeps these writes in memory.
         let over = |device: &Arc<dyn Device>| DeviceOverlay::over(device.clone());
@@ -397,7 +396,10 @@ fn open_redb(
         cache_bytes,
         container_blocks,
     };
-    Ok(Store::open(region, options, !volume.read_only())?.into())
+    let opened = Store::open(region.clone(), options, !volume.read_only());
+    // redb's error does not say that a host was away.
+    let unreachable = || region.last_error().filter(Error::is_unreachable);
+    opened.map_err(|error| unreachable().unwrap_or(error))
 }
 
 #[cfg(test)]

@@ -24,7 +24,12 @@ pub fn run(core: &Core, id: ShardId) {
             }
             // The settlement's commit has failed and ended all changes, or the filesystem is being closed.
             Err(_) if work == Work::Settle => {}
-            Err(error) => return core.end_changes(ShardSet::one(id), &error),
+            Err(error) => {
+                core.end_changes(ShardSet::one(id), &error);
+                if !error.is_unreachable() {
+                    return;
+                }
+            }
             Ok(()) if work == Work::Settle => {}
             Ok(()) => {
                 let need = match shard.store.checkpoint_need() {

@@ -91,15 +91,7 @@ impl<'a> Group<'a> {
             return Err(error);
         }
         for (id, cut) in &mut self.cuts {
-            let shard = core.shards.get(*id);
-            let logged = core.allocator.logged_of(*id);
-            shard.commits.note_room(None);
-            logged.changes_durable();
-            shard.checkpoints.note(shard.store.checkpoint_need());
-            if logged.is_half_full() {
-                shard.checkpoints.note_settlement();
-            }
-            settle(core, *id, std::mem::take(&mut **cut));
+            became_durable(core, *id, std::mem::take(&mut **cut));
         }
         Ok(())
     }
@@ -199,6 +191,19 @@ pub(super) fn take_lost(core: &Core, waiters: &mut Vec<Waiter>) -> Vec<(Waiter, 
 /// Makes every write to the slices of these shards durable that ended before the call. See `Core::flush`.
 pub(super) fn flush(core: &Core, data: ShardSet) -> Result<()> {
     core.flush(core.devices_of(data))
+}
+
+/// Has all parts take note that a sealed batch is durable and visible to readers. The caller has the shard's sealed batch locked.
+pub(super) fn became_durable(core: &Core, id: ShardId, cut: Cut) {
+    let shard = core.shards.get(id);
+    let logged = core.allocator.logged_of(id);
+    shard.commits.note_room(None);
+    logged.changes_durable();
+    shard.checkpoints.note(shard.store.checkpoint_need());
+    if logged.is_half_full() {
+        shard.checkpoints.note_settlement();
+    }
+    settle(core, id, cut);
 }
 
 /// Drops from memory what a shard's store has since its batch is durable, and releases the blocks that the batch freed.

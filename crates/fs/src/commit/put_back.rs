@@ -9,7 +9,7 @@ use super::{Batch, Cut};
 use crate::core::Core;
 
 /// Longest time that a thread waits for all locks. Other threads wait meanwhile for the locks that it has.
-const LOCK_WAIT: Duration = Duration::from_millis(100);
+pub(super) const LOCK_WAIT: Duration = Duration::from_millis(100);
 
 /// What `Core::put_shards_back` has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,9 +22,9 @@ pub enum PutShardsBack {
     Refused,
 }
 
-/// The locks of all shards.
-struct AllLocks<'a> {
-    cuts: Vec<(ShardId, MutexGuard<'a, Cut>)>,
+/// The locks of some shards.
+pub(super) struct Locks<'a> {
+    pub cuts: Vec<(ShardId, MutexGuard<'a, Cut>)>,
     _gates: Vec<RwLockWriteGuard<'a, ()>>,
 }
 
@@ -35,7 +35,8 @@ impl Core {
     ///
     /// A committer keeps its cut during transfers to its device. So this call gives up after a short time, and has no lock then.
     pub fn put_shards_back(&self, set: ShardSet, put_back: impl FnOnce() -> bool) -> PutShardsBack {
-        let Some(locks) = self.lock_all(Instant::now() + LOCK_WAIT) else {
+        let all = self.shards.map().all();
+        let Some(locks) = self.lock_shards(all, Instant::now() + LOCK_WAIT) else {
             return PutShardsBack::NotNow;
         };
         let has_changes = |(id, cut): &(ShardId, MutexGuard<'_, Cut>)| {
@@ -55,17 +56,25 @@ impl Core {
         PutShardsBack::Done
     }
 
-    /// Locks all shards in the order of a thread that commits them as one group. Returns `None`, with no lock, if that takes too long.
-    fn lock_all(&self, until: Instant) -> Option<AllLocks<'_>> {
-        let all = self.shards.map().all();
-        let cut = |id| Some((id, self.shards.get(id).commits.cut.try_lock_until(until)?));
-        let cuts = all.iter().map(cut).collect::<Option<_>>()?;
+    /// Locks shards in the order of a thread that commits them as one group. Returns `None`, with no lock, if that takes too long.
+    pub(super) fn lock_shards(&self, set: ShardSet, until: Instant) -> Option<Locks<'_>> {
+        let cuts = self.lock_cuts(set, until)?;
         let gate = |id| self.shards.get(id).commits.gate.try_write_until(until);
-        let gates = all.iter().map(gate).collect::<Option<_>>()?;
-        Some(AllLocks {
+        let gates = set.iter().map(gate).collect::<Option<_>>()?;
+        Some(Locks {
             cuts,
             _gates: gates,
         })
+    }
+
+    /// Locks the sealed batches of shards. Returns `None`, with no lock, if that takes too long.
+    pub(super) fn lock_cuts(
+        &self,
+        set: ShardSet,
+        until: Instant,
+    ) -> Option<Vec<(ShardId, MutexGuard<'_, Cut>)>> {
+        let cut = |id| Some((id, self.shards.get(id).commits.cut.try_lock_until(until)?));
+        set.iter().map(cut).collect()
     }
 }
 

@@ -43,6 +43,11 @@ pub(super) fn seal<'a>(core: &'a Core, first: ShardId, waiters: &mut Vec<Waiter>
             set = larger;
             continue;
         }
+        let mut shards = core.shards.of_set(set);
+        if shards.any(|shard| shard.commits.suspension().is_some()) {
+            // The sealed batches stay as they are: one may be in a journal. The commit fails with the suspension.
+            return group;
+        }
         // Not by an earlier round of this loop.
         let is_old = |id: ShardId, cut: &Cut| !sealed.contains(id) && !cut.changes.is_empty();
         is_kept |= group.cuts.iter().any(|(id, cut)| is_old(*id, cut));
@@ -141,8 +146,19 @@ impl Held {
     /// earlier batch found no room, so the next one need not come soon.
     fn wait_for_next(&self, core: &Core, is_kept: bool) -> ShardSet {
         let commits = core.commits_of(self.inode.ino);
+        if self.lost.as_ref().is_some_and(Error::is_unreachable) && !commits.has_ended() {
+            // A later batch may have it. Without a link, which would suspend the changes of the inode's own shard.
+            match self.is_dead {
+                true => {
+                    core.leaving.remove(&[self.inode.ino]);
+                    commits.push_dead(self.inode.clone());
+                }
+                false => core.mark_dirty(&self.inode),
+            }
+            return ShardSet::default();
+        }
         // If the changes of the inode's own shard have ended, a link would end those of the shards that the inode needs, too.
-        if self.lost.is_some() || commits.failure().is_err() {
+        if self.lost.is_some() || commits.has_ended() {
             if self.is_dead {
                 // The inode stays an orphan, and a later mount removes it.
                 core.leaving.remove(&[self.inode.ino]);
@@ -178,7 +194,7 @@ impl Held {
 /// Puts inodes of a shard, of which the sealed batch had a part or nothing, into the next batch. `is_kept`: as for `wait_for_next`.
 fn wait_for_turn(core: &Core, shard: ShardId, left: Vec<Left>, is_kept: bool) {
     let commits = &core.shards.get(shard).commits;
-    if commits.failure().is_err() {
+    if commits.has_ended() {
         // The removed ones stay orphans, and a later mount removes them.
         let dead = left.iter().filter(|left| left.is_dead);
         return core

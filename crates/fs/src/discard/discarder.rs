@@ -107,8 +107,11 @@ fn discard_loan(core: &Core, loan: &Loan<'_>) -> u64 {
         };
         match device.discard(run.offset_bytes, u64::from(run.blocks) * PAGE_BYTES) {
             Ok(()) => blocks += u64::from(run.blocks),
-            // The host has no room to record the hole, or a signal interrupted the call. A later attempt may succeed.
-            Err(error) if [errno::ENOSPC, errno::EINTR].contains(&error.errno()) => {
+            // The host has no room to record the hole or does not answer, or a signal interrupted the call. A later attempt may succeed.
+            Err(error)
+                if error.is_unreachable()
+                    || [errno::ENOSPC, errno::EINTR].contains(&error.errno()) =>
+            {
                 tracing::debug!(%error, "cannot discard freed blocks now");
             }
             Err(error) => {

@@ -23,11 +23,24 @@ impl Allocator {
         Ok(())
     }
 
-    /// Gives the store of a slice back to all that have it, and has it call the allocator before commits.
+    /// Gives a recovered store to all that have the store of a slice, and has it call the allocator before commits.
     pub fn put_store_back(self: &Arc<Self>, slice: SliceId, store: Store) {
         let place = &self.shard(self.shards().of_slice(slice)).store;
+        let has_own = self.shards.len() == self.slices.len();
+        self.supply(&store, has_own.then_some(slice));
         place.put_back(store);
-        self.supply(place, Some(slice));
+    }
+
+    /// Has blocks of a slice allocated again that `close` has closed. Memory has counted them all the time.
+    pub fn reopen(&self, slice: SliceId) {
+        let space = self.space(slice);
+        let mut closed = space.closed.lock();
+        let Some(taken) = closed.take() else {
+            return;
+        };
+        space.is_closed.store(false, Ordering::Release);
+        // Last: only blocks that an allocation finds may be reserved.
+        self.counts.available.fetch_add(taken, Ordering::AcqRel);
     }
 
     /// Has blocks of a slice allocated from now on. No commit may free blocks meanwhile: they would be counted twice.

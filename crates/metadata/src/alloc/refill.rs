@@ -12,7 +12,7 @@ use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use super::{Allocator, SpaceOptions};
 use crate::error::Result;
 use crate::store::region::{PART_CHUNKS, Region};
-use crate::store::{Change, StoreRef, Supply};
+use crate::store::{Change, Store, StoreRef, Supply};
 use crate::types::SliceId;
 
 /// Spare chunks that are kept in stock as long as there is space, beyond what a store asks for.
@@ -68,9 +68,22 @@ impl Supply for Before {
             None => Ok(()),
         }
     }
+
+    fn read_unreachable(&self) {
+        if let Some(allocator) = self.allocator.upgrade()
+            && let Some(notify) = allocator.on_unreachable.get()
+        {
+            notify();
+        }
+    }
 }
 
 impl Allocator {
+    /// Has a function called, once, when a read of a store has failed because a host does not answer.
+    pub fn set_on_unreachable(&self, notify: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.on_unreachable.set(notify);
+    }
+
     /// Creates the allocator from the capacities of the slices and the stores' counts of used blocks. `stores` holds the store of each
     /// shard. `chunk_blocks` is the number of blocks in a chunk of a metadata region; without chunks its value does not matter.
     pub fn new(
@@ -88,7 +101,7 @@ impl Allocator {
     }
 
     /// Has a store call the allocator before commits. `only`: the slice whose store it is, if it is not that of all slices.
-    pub(super) fn supply(self: &Arc<Self>, store: &StoreRef, only: Option<SliceId>) {
+    pub(super) fn supply(self: &Arc<Self>, store: &Store, only: Option<SliceId>) {
         store.set_supply(Arc::new(Before {
             allocator: Arc::downgrade(self),
             only,

@@ -1,6 +1,6 @@
 //! The journal as commits see it.
 
-use jericho_journal::{Journal, Position, Recovery};
+use jericho_journal::{BeginError, Journal, Position, Recovery};
 
 use crate::error::{Error, Result};
 
@@ -42,7 +42,10 @@ impl Log {
                     false => recovery.begin_incarnation(position),
                     true => recovery.begin_incarnation_after_damage(position),
                 };
-                let journal = journal.map_err(|error| Error::Journal(error.to_string().into()))?;
+                let journal = journal.map_err(|error| match error {
+                    BeginError::Io(error) => Error::Io(error),
+                    error => Error::Journal(error.to_string().into()),
+                })?;
                 Log::Journal(Box::new(journal))
             }
             Log::Journal(mut journal) => {

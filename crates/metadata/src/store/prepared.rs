@@ -14,6 +14,7 @@ use parking_lot::MutexGuard;
 use super::batch::{self, Operations};
 use super::checkpoint::is_full;
 use super::commit::is_too_large;
+use super::left::BatchPlace;
 use super::log::Log;
 use super::payload::Requirement;
 use super::tables::{LINKED, Row, Table};
@@ -75,6 +76,18 @@ enum Fit {
 }
 
 impl Store {
+    /// Ends all changes until the next mount, if the host of a device did not answer while a batch was written to redb: nothing tells later
+    /// whether redb has the batch.
+    fn end_for_redb(&self, error: Error) -> Error {
+        match error.is_unreachable() {
+            true => {
+                let what = format!("{error}, while a batch was written past the journal");
+                self.fail(Error::Journal(what.into()))
+            }
+            false => error,
+        }
+    }
+
     /// Finds room for a batch: in the journal, and in the memory for rows. If there is none, makes a checkpoint in this thread, or
     /// waits for the one that another thread makes. Fails with `Errno(ENOSPC)` if the metadata region has no room, with `Damaged` if
     /// the batch contradicts the bitmaps, and with the first error that ended all changes. None of these changes the store.
@@ -216,8 +229,10 @@ impl Prepared<'_> {
                     rows.put(linked_row(store.linked()? + 1));
                 }
                 let position = self.log.end();
-                let snapshot = store.write_at_once(&mut writer, &rows, position)?;
-                store.free_journal(&mut self.log, position)?;
+                let written = store.write_at_once(&mut writer, &rows, position);
+                let snapshot = written.map_err(|error| store.end_for_redb(error))?;
+                let freed = store.free_journal(&mut self.log, position);
+                freed.map_err(|error| store.end_for_redb(error))?;
                 Way::InRedb(writer, snapshot)
             }
             other => other,
@@ -229,6 +244,7 @@ impl Prepared<'_> {
         let Log::Journal(journal) = &mut *self.log else {
             return Err(Error::Store("the store is closed".into()));
         };
+        *self.store.unpublished.lock() = Some(BatchPlace::from(journal.end()));
         match journal.append(payload, AppendClass::Ordinary) {
             Ok(_) => Ok(()),
             Err(AppendError::Io(error)) => Err(self.store.fail(error.into())),
@@ -250,6 +266,7 @@ impl Prepared<'_> {
                         .for_each(|row| next.active.put(row.clone()));
                     next
                 });
+                *store.unpublished.lock() = None;
             }
             Way::InRedb(_writer, snapshot) => store.view.store(Arc::new(View::of(snapshot))),
             other => {

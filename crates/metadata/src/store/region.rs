@@ -16,8 +16,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::superblock::{CHUNK_SPARE, CHUNKS_MAX, ChunkEntry, Superblock};
@@ -81,6 +81,8 @@ pub struct Region {
     full: AtomicBool,
     error: Mutex<Option<Error>>,
     has_panicked: AtomicBool,
+    /// Why the region reads and writes nothing any more.
+    closed: OnceLock<IoError>,
 }
 
 /// Held while redb calls the region; records a panic in the region's code.
@@ -153,7 +155,20 @@ impl Region {
             full: AtomicBool::new(false),
             error: Mutex::new(None),
             has_panicked: AtomicBool::new(false),
+            closed: OnceLock::new(),
         })
+    }
+
+    /// Has all reads and writes fail with this error from now on. When the call returns, no write is in progress.
+    pub(super) fn close(&self, error: IoError) {
+        let _writing = self.writing.lock();
+        let _ = self.closed.set(error);
+        self.state.write().pending.clear();
+    }
+
+    /// Fails after `close`.
+    fn check_open(&self) -> Result<(), IoError> {
+        self.closed.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     /// Returns the bytes of a chunk.
@@ -230,6 +245,7 @@ impl Region {
     /// because other stores and an addition of a device may have taken entries since `free_entries`.
     pub fn add_spares(&self, mut entries: &[ChunkEntry]) -> Result<usize, IoError> {
         let _writing = self.writing.lock();
+        self.check_open()?;
         let mut first = 0;
         self.superblocks.update(&[self.first_device], |s| {
             first = s.chunks.len();
@@ -296,14 +312,14 @@ impl Region {
         full
     }
 
-    /// Returns the first error of a device since the region was opened.
+    /// Returns the first error of a device since the region was opened; not that of a host that did not answer, if there is another one.
     pub fn last_error(&self) -> Option<Error> {
         self.error.lock().clone()
     }
 
     fn failed(&self, error: IoError) -> io::Error {
         let text = error.to_string();
-        self.error.lock().get_or_insert(Error::Io(error));
+        Error::Io(error).note_in(&mut self.error.lock());
         io::Error::other(text)
     }
 
@@ -321,6 +337,7 @@ impl Region {
 
     /// Reads whole blocks: the bytes on the devices, and pending blocks over them.
     fn read_blocks(&self, state: &State, first: u64, out: &mut [u8]) -> Result<(), IoError> {
+        self.check_open()?;
         let blocks = (out.len() / BLOCK) as u64;
         let mut done = 0;
         while done < blocks {
@@ -365,6 +382,7 @@ impl Region {
 
     /// Writes the pending blocks to the devices. The caller holds `writing`.
     fn drain(&self) -> Result<(), IoError> {
+        self.check_open()?;
         self.record()?;
         // Readers go on meanwhile. They find the bytes in `pending` until the devices have them.
         let state = self.state.read();
@@ -397,6 +415,7 @@ impl Region {
     /// Makes length and mapping durable, if they changed. Zeroes fresh chunks before, because they may hold bytes of a file. The caller
     /// holds `writing`.
     fn record(&self) -> Result<(), IoError> {
+        self.check_open()?;
         let (fresh, len_bytes, map) = {
             let state = self.state.read();
             if state.recorded {

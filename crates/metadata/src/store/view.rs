@@ -27,6 +27,13 @@ impl Snapshot {
         })
     }
 
+    /// Returns no tables.
+    pub fn none() -> Snapshot {
+        Snapshot {
+            tables: tables::ALL.into_iter().map(|_| None).collect(),
+        }
+    }
+
     fn table(&self, table: Table) -> Option<&BytesTable> {
         // `Table` is the index of its definition.
         self.tables[table as usize].as_ref()

@@ -1,0 +1,93 @@
+//! Lets suspended shards take changes again, whose devices answer.
+
+use std::time::Instant;
+
+use jericho_metadata::shard::ShardSet;
+
+use super::group::became_durable;
+use super::put_back::LOCK_WAIT;
+use crate::core::Core;
+
+/// What `Core::resume_shards` has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResumeShards {
+    /// The shards take changes.
+    Done,
+    /// Nothing: a thread keeps a lock. Try again later.
+    NotNow,
+    /// Nothing: the changes of a shard have ended until the next mount.
+    Ended,
+}
+
+impl Core {
+    /// Returns the suspended shards.
+    pub fn suspended(&self) -> ShardSet {
+        let is_suspended = |id: &_| self.shards.get(*id).commits.suspension().is_some();
+        self.shards
+            .map()
+            .all()
+            .iter()
+            .filter(is_suspended)
+            .collect()
+    }
+
+    /// Returns these shards and those whose sealed batches are linked with theirs. Returns `None` if a thread keeps a sealed batch.
+    pub fn linked_with(&self, mut set: ShardSet) -> Option<ShardSet> {
+        loop {
+            let mut larger = set;
+            for (_, cut) in self.lock_cuts(set, Instant::now() + LOCK_WAIT)? {
+                larger.extend(cut.links);
+            }
+            if set.contains_all(&larger) {
+                return Some(set);
+            }
+            set.extend(larger);
+        }
+    }
+
+    /// Calls `act` while no thread commits a batch of these shards. Returns `None` if a thread does so for long.
+    pub fn between_commits<T>(&self, set: ShardSet, act: impl FnOnce() -> T) -> Option<T> {
+        let _cuts = self.lock_cuts(set, Instant::now() + LOCK_WAIT)?;
+        Some(act())
+    }
+
+    /// Calls `publish`, which gives these suspended shards their recovered stores. Then takes note that the sealed batches of the shards `durable` are in
+    /// the stores, opens the space of the slices, and lets the shards take changes. Meanwhile no operation holds a gate and no thread seals or
+    /// commits a batch of the shards.
+    pub fn resume_shards(
+        &self,
+        set: ShardSet,
+        durable: ShardSet,
+        publish: impl FnOnce(),
+    ) -> ResumeShards {
+        let Some(mut locks) = self.lock_shards(set, Instant::now() + LOCK_WAIT) else {
+            return ResumeShards::NotNow;
+        };
+        if self
+            .shards
+            .of_set(set)
+            .any(|shard| shard.commits.has_ended())
+        {
+            return ResumeShards::Ended;
+        }
+        publish();
+        let cuts = locks.cuts.iter_mut();
+        for (id, cut) in cuts.filter(|(id, _)| durable.contains(*id)) {
+            became_durable(self, *id, std::mem::take(&mut **cut));
+        }
+        for id in set.iter() {
+            let shard = self.shards.get(id);
+            for slice in self.shards.slices_of(id, self.slice_count()) {
+                self.allocator.reopen(slice);
+            }
+            shard.commits.put_back();
+            shard.checkpoints.note(shard.store.checkpoint_need());
+            // Commits what has waited.
+            shard.commits.try_later();
+        }
+        drop(locks);
+        // A thread that needs no lock may have found a failure before the space was open, and closed nothing.
+        self.close_failed_slices();
+        ResumeShards::Done
+    }
+}
