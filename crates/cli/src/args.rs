@@ -388,8 +388,9 @@ Counters start at 0 with each mount. RATIO is the share of page lookups that fou
 the share of pages that were accessed by a thread on the pages' home node. For programs that come through the kernel, that \
 thread is the daemon's worker.
 
-Slices that take no changes until the next mount follow the table, with the reason (in --json refuses_changes: the reason, or null; \
-absent: true if a device of the slice is missing, so that its files cannot be read either).
+Slices that take no changes until the next mount, or until their host answers, follow the table, with the reason (in --json refuses_changes: the \
+reason, or null; waits_for_host: true if the slice takes changes again when its host answers; absent: true if a device of the slice is missing, so \
+that its files cannot be read either).
 
 Counters of each slice and node in --json:
 ";
@@ -750,7 +751,7 @@ pub struct RemoteArgs {
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
     /// Fail requests after this many seconds without an answer of the other host; 0: never. A slice of a mount whose changes have
-    /// failed takes no changes until the next mount
+    /// failed takes changes again when the host answers
     #[arg(long, value_name = "SECONDS", default_value_t = DEAD_AFTER_S)]
     pub dead_after: u64,
 }

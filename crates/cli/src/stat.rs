@@ -205,9 +205,10 @@ fn troubles(stat: &Stat) -> impl Iterator<Item = String> {
 pub fn refusals(stat: &Stat) -> impl Iterator<Item = String> {
     stat.slices.iter().filter_map(|slice| {
         let reason = slice.refuses_changes.as_ref()?;
-        let what = match slice.absent {
-            true => "is absent",
-            false => "takes NO CHANGES until the next mount",
+        let what = match (slice.absent, slice.waits_for_host) {
+            (true, _) => "is absent",
+            (false, true) => "takes NO CHANGES until its host answers",
+            (false, false) => "takes NO CHANGES until the next mount",
         };
         Some(format!("slice {} {what}: {reason}", slice.id))
     })

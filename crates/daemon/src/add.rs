@@ -13,6 +13,7 @@ use jericho_volume::{AddError, Added, FormatOptions};
 
 use crate::mounted::Mounted;
 use crate::open::{homes, rest_bytes, start_cache};
+use crate::resumer;
 
 /// The result of an addition.
 pub struct Addition {
@@ -58,7 +59,13 @@ impl Mounted {
             }
         };
         let taken = self.fs().take(added, make, show);
-        taken.map_err(|error| error.to_string())
+        taken.map_err(|error| error.to_string())?;
+        if let Err(error) = resumer::start(&self.volume) {
+            tracing::warn!(
+                "cannot start a thread: {error}; if the host of the device is away for too long, its slices wait for the next mount"
+            );
+        }
+        Ok(())
     }
 
     /// Starts the caches of added slices, as large as the other ones if there is memory for them.

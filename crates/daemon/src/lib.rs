@@ -29,6 +29,7 @@ mod open;
 mod outage;
 mod pages;
 mod read;
+mod resumer;
 mod returner;
 mod serving;
 #[cfg(test)]

@@ -9,6 +9,7 @@ use jericho_sys::service;
 use crate::fast::{join_all, serve_waits};
 use crate::kernel_cache::KernelCache;
 use crate::mounted::Mounted;
+use crate::resumer;
 
 impl Mounted {
     /// Opens the fast path: from now on programs may ask for inline access. `kernel`: drops what the kernel has cached of a file
@@ -31,6 +32,7 @@ impl Mounted {
         threads.push(service::spawn("mapped-pages", body)?);
         drop(threads);
         self.look_for_missing()?;
+        resumer::start(&self.volume)?;
         self.fast.open()
     }
 

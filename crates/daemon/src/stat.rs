@@ -97,9 +97,12 @@ pub struct SliceStat {
     #[serde(flatten)]
     pub counters: Counters,
     pub locality: Locality,
-    /// Why the slice takes no changes until the next mount. `None`: it takes them, as far as the mount does.
+    /// Why the slice takes no changes until the next mount, or until its host answers. `None`: it takes them, as far as the mount does.
     #[serde(default)]
     pub refuses_changes: Option<String>,
+    /// The slice takes changes again, without a mount, when its host answers.
+    #[serde(default)]
+    pub waits_for_host: bool,
     /// A device of the slice is missing, so its files cannot be read either.
     #[serde(default)]
     pub absent: bool,
@@ -175,6 +178,7 @@ impl Mounted {
                 counters,
                 locality,
                 refuses_changes: self.failure_of(id),
+                waits_for_host: self.waits_for_host(id),
                 absent: self.missing_of(id).is_some(),
             });
         }
@@ -221,20 +225,29 @@ impl Mounted {
         Some(format!("device {index} ({name}) is missing"))
     }
 
-    /// Returns why a slice takes no changes until the next mount; `None` if it takes them.
+    /// Returns whether a slice takes changes again when its host answers.
+    fn waits_for_host(&self, slice: SliceId) -> bool {
+        let failure = self.fs().failure_of(slice);
+        failure.is_some_and(|failure| failure.is_unreachable())
+    }
+
+    /// Returns why a slice takes no changes until the next mount, or until its host answers; `None` if it takes them.
     fn failure_of(&self, slice: SliceId) -> Option<String> {
         let failed = || self.fs().failure_of(slice).map(|error| error.to_string());
         let reason = self.missing_of(slice).or_else(failed)?;
         Some(format!("{reason:.FAILURE_BYTES_MAX$}"))
     }
 
-    /// Returns the slices that take no changes: a line for each reason, with what it means. A mount that has just begun has such
+    /// Returns the slices that take no changes until the next mount: a line for each reason, with what it means. A mount that has just begun has such
     /// slices if a device is missing.
     pub fn warnings(&self) -> Vec<String> {
         let mut by_reason: BTreeMap<(String, bool), Vec<String>> = BTreeMap::new();
         for slice in 0..self.slice_count() {
             if let Some(reason) = self.failure_of(slice) {
                 let is_absent = self.missing_of(slice).is_some();
+                if self.waits_for_host(slice) {
+                    continue;
+                }
                 let slices = by_reason.entry((reason, is_absent)).or_default();
                 slices.push(slice.to_string());
             }

@@ -2,7 +2,8 @@
 while links are cut and the first host loses power: its server is killed, and writes that were not flushed are gone. Then the daemon of the mount
 is killed, too. Everything that a program has synced must be there.
 
-With 0 rounds, the first host stays away for longer than --dead-after instead.
+With 0 rounds, the first host stays away for longer than --dead-after instead. With -N rounds, it does so N times while the programs work: they try again
+what fails, and its slice comes back without a mount.
 
 Runs inside `unshare -Urnm`. Usage: remote_slice.py JERICHO DIRECTORY SEED ROUNDS
 """
@@ -21,8 +22,12 @@ from slice_hosts import DEADLINE_S, JERICHO, LINKS, RANDOM, daemon, end_children
 ROUNDS = int(sys.argv[4])
 
 
+# Set while programs may fail: the host is away, or was when a program began its present round.
+MAY_FAIL = threading.Event()
+
+
 class Program(threading.Thread):
-    """Works until it is told to stop. Keeps an error for the end."""
+    """Works until it is told to stop. Keeps an error for the end. Tries again what fails while the host of its slice is away."""
 
     def __init__(self, work):
         super().__init__()
@@ -32,7 +37,14 @@ class Program(threading.Thread):
     def run(self):
         try:
             while not self.is_over:
-                self.work(self.rounds)
+                may_fail = MAY_FAIL.is_set()
+                try:
+                    self.work(self.rounds)
+                except Exception:
+                    if self.work is near or not (may_fail or MAY_FAIL.is_set()):
+                        raise
+                    time.sleep(0.05)
+                    continue
                 self.rounds += 1
         except BaseException as error:  # The main thread reports it.
             self.error = error
@@ -52,9 +64,22 @@ def record(number):
 def append(number):
     """Appends a record and syncs it; every third time by fdatasync."""
     with open("mnt/far/log", "ab") as log:
-        log.write(record(number))
-        log.flush()
-        (os.fdatasync if number % 3 == 0 else os.fsync)(log.fileno())
+        append_to(log.fileno(), number)
+
+
+def append_to(log, number):
+    before = sum(len(record(one)) for one in range(number))
+    if os.fstat(log).st_size > before:
+        # A failed attempt has left it.
+        os.ftruncate(log, before)
+    assert os.write(log, record(number)) == len(record(number))
+    (os.fdatasync if number % 3 == 0 else os.fsync)(log)
+
+
+def append_open(number, logs=[]):
+    """Does the same with a descriptor that stays open."""
+    logs or logs.append(os.open("mnt/far/open", os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+    append_to(logs[0], number)
 
 
 def replace(number):
@@ -75,20 +100,29 @@ def sync_directory(path):
 
 def insert(number):
     """Commits a row to SQLite."""
-    with sqlite3.connect("mnt/far/rows.db", isolation_level=None) as base:
+    base = sqlite3.connect("mnt/far/rows.db", isolation_level=None)
+    try:
         base.execute("pragma journal_mode=wal")
         base.execute("pragma synchronous=full")
         base.execute("create table if not exists rows (number integer primary key, text blob)")
-        base.execute("insert into rows values (?, ?)", (number, record(number)))
-    base.close()
+        base.execute("insert or replace into rows values (?, ?)", (number, record(number)))
+    finally:
+        base.close()
 
 
 def commit(number):
     """Commits a file to git."""
+    for path, _, names in os.walk("mnt/far/git/.git"):
+        for name in names:
+            if name.endswith(".lock"):
+                # Of a command that has failed.
+                os.remove(os.path.join(path, name))
     with open("mnt/far/git/file", "wb") as file:
         file.write(record(number))
     git("add", "file")
-    git("commit", "--quiet", "--message", str(number))
+    # A command that has failed may have committed.
+    if number == 0 or git("log", "-1", "--format=%s").strip() != str(number):
+        git("commit", "--quiet", "--message", str(number))
     # git syncs the file of a branch, renames it, and does not sync the directory.
     sync_directory("mnt/far/git/.git/refs/heads")
 
@@ -113,11 +147,9 @@ def near(number):
 
 
 def verify(done):
-    expected = b"".join(record(number) for number in range(done["append"]))
-    with open("mnt/far/log", "rb") as log:
-        found = log.read()
-    assert found[: len(expected)] == expected, "a synced record is lost"
-    assert len(found) <= len(expected) + len(record(done["append"]))
+    verify_log("mnt/far/log", done["append"])
+    if "append_open" in done:
+        verify_log("mnt/far/open", done["append_open"])
     with open("mnt/far/current", "rb") as current:
         last = done["replace"]
         assert current.read() in (record(last - 1), record(last)), "a replaced file is lost"
@@ -129,6 +161,14 @@ def verify(done):
     git("fsck", "--strict")
     subjects = git("log", "--format=%s").split()
     assert subjects[::-1][: done["commit"]] == [str(number) for number in range(done["commit"])], "a commit is lost"
+
+
+def verify_log(path, count):
+    expected = b"".join(record(number) for number in range(count))
+    with open(path, "rb") as log:
+        found = log.read()
+    assert found[: len(expected)] == expected, f"a synced record of {path} is lost"
+    assert len(found) <= len(expected) + len(record(count))
 
 
 def far_error():
@@ -195,18 +235,59 @@ def stay_away():
     host.server.wait()
 
 
-def main():
-    host = set_up()
+def refuses_changes():
+    return "takes NO CHANGES until its host answers" in run(JERICHO, "stat", "mnt")
+
+
+def come_back():
+    """The host of a slice is away for longer than requests wait, and comes back while programs work in the slice."""
+    host = set_up("--dead-after", "2")
+    programs = begin(append, append_open, replace, insert, commit, check_by_fio, near)
+    for number in range(-ROUNDS):
+        progress(programs)
+        MAY_FAIL.set()
+        if number % 2 == 0:
+            host.lose_power()
+        else:
+            host.cut(LINKS)
+        wait_until("the end of the slice's changes", refuses_changes)
+        far = {name: program.rounds for name, program in programs.items() if name != "near"}
+        progress({"near": programs["near"]})
+        # Each may just have ended a round.
+        assert all(programs[name].rounds <= rounds + 1 for name, rounds in far.items()), "a program goes on without the host"
+        if number % 2 == 0:
+            host.serve()
+        else:
+            host.join()
+        wait_until("the return of the slice", lambda: not refuses_changes())
+        # Each program may learn once more, by a sync, of what failed before.
+        progress(programs)
+        MAY_FAIL.clear()
+    progress(programs)
+    end(host, programs)
+
+
+def begin(*works):
     os.mkdir("mnt/far/git")
     os.mkdir("mnt/far/fio")
     git("init", "--quiet")
     # git init does not sync all of its files.
     run(JERICHO, "sync", "mnt")
-    programs = {work.__name__: Program(work) for work in (append, replace, insert, commit, check_by_fio, near)}
+    return {work.__name__: Program(work) for work in works}
+
+
+def progress(programs):
+    """Waits until each program has ended a round that it has begun from now on."""
+    before = {name: program.rounds for name, program in programs.items()}
+    wait_until("progress", lambda: all(program.rounds > before[name] + 1 or program.error for name, program in programs.items()))
+
+
+def main():
+    host = set_up()
+    programs = begin(append, replace, insert, commit, check_by_fio, near)
     for number in range(ROUNDS):
-        before = {name: program.rounds for name, program in programs.items()}
         # Each program has done something since the last fault.
-        wait_until("progress", lambda: all(program.rounds > before[name] or program.error for name, program in programs.items()))
+        progress(programs)
         if number % 2 == 0:
             host.lose_power()
         else:
@@ -221,6 +302,10 @@ def main():
             host.serve()
         else:
             host.join()
+    end(host, programs)
+
+
+def end(host, programs):
     for program in programs.values():
         program.end()
     done = {name: program.rounds for name, program in programs.items()}
@@ -239,6 +324,6 @@ def main():
 
 
 try:
-    main() if ROUNDS else stay_away()
+    main() if ROUNDS > 0 else come_back() if ROUNDS < 0 else stay_away()
 finally:
     end_children()

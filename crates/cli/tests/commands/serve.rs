@@ -193,6 +193,16 @@ fn a_host_that_stays_away_costs_its_slice_and_no_other() {
 }
 
 #[test]
+fn the_slice_of_a_host_that_was_away_for_long_comes_back_without_a_mount() {
+    let rounds = std::env::var("JERICHO_ROUNDS").unwrap_or("4".into());
+    let log = with_remote_slice("remote_slice", &format!("-{rounds}"));
+    assert!(
+        log.contains("a host answers again: its slices take changes again"),
+        "{log}"
+    );
+}
+
+#[test]
 fn signals_end_calls_that_wait_for_a_silent_host_and_these_change_nothing() {
     with_remote_slice("silent_host", "device");
 }
