@@ -98,18 +98,23 @@ impl Fs {
     /// Takes shards into use again whose sealed batches are linked.
     fn resume_group(&self, set: ShardSet) -> Outcome<()> {
         let core = &self.core;
-        let Some(suspension) = core.check_suspended(set)? else {
-            return Err(Wait::Later);
-        };
         let devices = core.devices_of(set);
         let is_away = |index: &u16| {
             let device = &core.volume.devices()[usize::from(*index)];
             device.is_silent() || device.has_abandoned()
         };
+        // Until the host answers, metadata in memory can be read.
         if devices.iter().any(is_away) {
             return Err(Wait::Later);
         }
+        let Some(suspension) = core.check_suspended(set)? else {
+            return Err(Wait::Later);
+        };
         let retired = core.retire(set, &suspension)?;
+        // The old store may have failed to write something since the first question. From here on it writes nothing.
+        if devices.iter().any(is_away) {
+            return Err(Wait::Later);
+        }
         let superblocks = core.volume.superblocks();
         // Before a store is opened, which takes its chunks and its length from memory.
         let written = superblocks.update(&devices, |_| {});

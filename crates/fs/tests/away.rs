@@ -622,3 +622,37 @@ fn two_hosts_with_one_operation_come_back_together() {
         }
     }
 }
+
+#[test]
+fn a_slice_whose_operation_also_changed_the_slice_of_an_absent_host_waits_for_the_host() {
+    let set = filled(false);
+    let (mounted, host) = mount_far(&set);
+    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+    let file = mounted.synced(y, "file", 2).unwrap();
+    // Its pages are in their blocks from here on.
+    mounted.fs.checkpoint().unwrap();
+    mounted.fs.rename(x, b"old", y, b"moved", 0).unwrap();
+    // The data is synced without a commit, and the flush fails: no batch is sealed.
+    mounted.write(&file, &pattern(3, BYTES)).unwrap();
+    host.goes_at(2, false);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let done = Box::new(move |result| sender.send(result).unwrap());
+    mounted.fs.fsync_blocking(&file, true, done);
+    fails_with(EIO, receiver.recv().unwrap());
+    fails_with(EIO, mounted.create(y, "new"));
+    mounted.create(x, "new").unwrap();
+    fails_with(EIO, mounted.fs.commit());
+    fails_with(EIO, mounted.create(x, "other"));
+    for _ in 0..3 {
+        assert_eq!(mounted.fs.resume(), waiting());
+    }
+    host.answers();
+    assert_eq!(mounted.fs.resume(), back(&[0, 1]));
+    mounted.fs.commit().unwrap();
+    mounted.fsync(&file).unwrap();
+    let mut reported = Reported::default();
+    reported.note(y, "moved", 0);
+    reported.note(y, "file", 3);
+    check_after_crash(&set, 1, &reported);
+    mounted.fs.close().unwrap();
+}

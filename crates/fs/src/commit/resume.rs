@@ -31,12 +31,16 @@ impl Core {
             .collect()
     }
 
-    /// Returns these shards and those whose sealed batches are linked with theirs. Returns `None` if a thread keeps a sealed batch.
+    /// Returns these shards and those whose sealed batches are linked with theirs, and the suspended ones whose current batches are: they could commit
+    /// nothing alone. Returns `None` if a thread keeps a sealed batch.
     pub fn linked_with(&self, mut set: ShardSet) -> Option<ShardSet> {
         loop {
             let mut larger = set;
-            for (_, cut) in self.lock_cuts(set, Instant::now() + LOCK_WAIT)? {
+            for (id, cut) in self.lock_cuts(set, Instant::now() + LOCK_WAIT)? {
                 larger.extend(cut.links);
+                let links = self.shards.get(id).commits.batch.lock().links;
+                let suspended = self.suspended();
+                larger.extend(links.iter().filter(|id| suspended.contains(*id)).collect());
             }
             if set.contains_all(&larger) {
                 return Some(set);
