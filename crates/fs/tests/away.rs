@@ -656,3 +656,34 @@ fn a_slice_whose_operation_also_changed_the_slice_of_an_absent_host_waits_for_th
     check_after_crash(&set, 1, &reported);
     mounted.fs.close().unwrap();
 }
+
+#[test]
+fn what_changes_while_the_host_is_away_is_not_taken_for_a_part_of_the_batch_that_reached_it() {
+    for checksums in [false, true] {
+        for executes_last in [false, true] {
+            let set = filled(checksums);
+            let (mounted, host) = mount_far(&set);
+            let y = mounted.dir("y");
+            let other = mounted.create(y, "other").unwrap();
+            let file = mounted.create(y, "file").unwrap();
+            mounted.fs.commit().unwrap();
+            mounted.write(&other, &pattern(5, BYTES)).unwrap();
+            mounted.write(&file, &pattern(6, BYTES)).unwrap();
+            // The device has the batch.
+            host.goes_at(1, executes_last);
+            fails_with(EIO, mounted.fsync(&file));
+            // The pages of the other file are written to the other device.
+            fails_with(EIO, mounted.fs.sync_all());
+            fails_with(EIO, mounted.fs.commit());
+            host.answers();
+            assert_eq!(mounted.fs.resume(), back(&[1]));
+            mounted.fsync(&other).unwrap();
+            mounted.fsync(&file).unwrap();
+            let mut reported = Reported::default();
+            reported.note(y, "other", 5);
+            reported.note(y, "file", 6);
+            check_after_crash(&set, 1, &reported);
+            mounted.fs.close().unwrap();
+        }
+    }
+}
