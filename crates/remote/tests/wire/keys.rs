@@ -6,7 +6,7 @@ use jericho_format::wire::{
     ETHERNET_BYTES, FrameHeader, HEADER_BYTES, Handshake, Hello, Offer, Refused, frame_kind,
     reason, security,
 };
-use jericho_remote::{Action, Ended, Key, Security};
+use jericho_remote::{Action, Ended, Key, Security, UNREACHABLE};
 use jericho_sim::Arrival;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -263,7 +263,10 @@ fn copies_of_old_frames_do_not_keep_a_dead_target_alive() {
         world.run_for(Duration::from_secs(6));
         world.arrive(&copy);
     }
-    assert_eq!(world.hosts[host].results.get(&read), Some(&Err(5)));
+    assert_eq!(
+        world.hosts[host].results.get(&read),
+        Some(&Err(UNREACHABLE))
+    );
 }
 
 /// A target that was restarted says that it knows no channel. Its clients come back as fast as without keys.
