@@ -38,3 +38,7 @@ pub mod sockets;
 pub mod timer;
 mod unfinished;
 pub mod uring;
+pub mod xdp;
+mod xdp_features;
+mod xdp_program;
+mod xdp_rings;

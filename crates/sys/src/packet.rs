@@ -45,6 +45,23 @@ impl Frames {
             .filter(|frame| !frame.is_empty())
     }
 
+    /// Forgets the frames.
+    pub(crate) fn clear(&mut self) {
+        self.lengths.clear();
+    }
+
+    /// Returns the place of the next frame, if there is one.
+    pub(crate) fn place(&mut self) -> Option<&mut [u8]> {
+        let mut places = self.bytes.chunks_exact_mut(self.stride);
+        places.nth(self.lengths.len())
+    }
+
+    /// Adds the frame in the place. Leaves out one that is longer than its place.
+    pub(crate) fn add(&mut self, length: usize) {
+        self.lengths
+            .push(if length <= self.stride { length } else { 0 });
+    }
+
     /// Returns the same frames, to be changed in place.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
         let places = self.bytes.chunks_exact_mut(self.stride);
@@ -416,8 +433,54 @@ pub fn interfaces() -> io::Result<Vec<(String, usize)>> {
 /// Socket option of SOL_PACKET (linux/if_packet.h), which the crate `libc` lacks for some targets.
 const PACKET_IGNORE_OUTGOING: i32 = 23;
 
+/// The kernel's struct ethtool_channels (linux/ethtool.h).
+#[repr(C)]
+#[derive(Default)]
+struct Channels {
+    command: u32,
+    most: [u32; 4],
+    receive: u32,
+    send: u32,
+    other: u32,
+    combined: u32,
+}
+
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
+
+/// Returns the number of receive queues of an interface. A driver that does not tell has one.
+pub(crate) fn receive_queues(interface: &str) -> io::Result<u32> {
+    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
+    // SAFETY: the call takes numbers only.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `fd` is a descriptor that nothing else owns.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut channels = Channels {
+        command: ETHTOOL_GCHANNELS,
+        ..Channels::default()
+    };
+    // SAFETY: all zeros are a valid ifreq.
+    let mut request: libc::ifreq = unsafe { MaybeUninit::zeroed().assume_init() };
+    for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_data = (&raw mut channels).cast();
+    // SAFETY: for this command, the kernel reads and writes a whole struct ethtool_channels at the address in the ifreq.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) };
+    if result == 0 {
+        return Ok(channels.receive + channels.combined);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => Ok(1),
+        _ => Err(error),
+    }
+}
+
 /// Returns the number of an interface.
-fn index_of(interface: &str) -> Result<i32, PacketError> {
+pub(crate) fn index_of(interface: &str) -> Result<i32, PacketError> {
     let missing = || PacketError::Missing(interface.to_owned());
     let text = CString::new(interface).map_err(|_| missing())?;
     // SAFETY: `text` is a string that ends in a zero.

@@ -286,6 +286,15 @@ pub fn gid() -> u32 {
     rustix::process::getgid().as_raw()
 }
 
+/// Returns the CPU time that the calling thread has used.
+pub fn thread_cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(
+        time.tv_sec.unsigned_abs(),
+        time.tv_nsec.unsigned_abs() as u32,
+    )
+}
+
 /// Returns an unguessable number: getrandom(2). Fails with ENOSYS.
 pub fn random_u64() -> io::Result<u64> {
     let mut bytes = [0; 8];
