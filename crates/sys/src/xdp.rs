@@ -30,6 +30,8 @@ const UNUSED_ENTRIES: u32 = 64;
 const SEND_BYTES: i32 = 16 << 20;
 /// System calls for one burst: the kernel sends 32 chunks with each by default.
 const CALLS_MAX: u32 = 64;
+/// Of these, calls after which the kernel has sent nothing.
+const FAILURES_MAX: u32 = 4;
 /// How long the kernel may take to release a queue.
 const RELEASED_WITHIN: Duration = Duration::from_millis(500);
 /// Option of SOL_XDP (linux/if_xdp.h, since 6.17): chunks that the kernel sends with one call.
@@ -505,8 +507,9 @@ impl Sending {
         entries
     }
 
-    /// Has the kernel send what is in the ring. Frames that it leaves are sent with later ones, or while somebody polls the socket.
+    /// Has the kernel send what is in the ring. Frames that it leaves are sent with later ones.
     fn kick(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let mut failures = 0;
         for _ in 0..CALLS_MAX {
             let before = self.ring.pending();
             if before == 0 || !self.ring.needs_call() {
@@ -532,7 +535,11 @@ impl Sending {
                 }
             }
             if self.ring.pending() == before {
-                return Ok(());
+                failures += 1;
+                if failures == FAILURES_MAX {
+                    break;
+                }
+                std::thread::yield_now();
             }
         }
         Ok(())

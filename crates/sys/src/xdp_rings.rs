@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::memory;
 
@@ -88,6 +88,12 @@ impl Chunks {
             // Before any page is touched. Without the policy the socket works as well, but perhaps not as fast.
             let _ = memory::prefer_node(bytes, node);
         }
+        // A child has no use for it, and the kernel would copy pages that the driver uses.
+        // SAFETY: the range is exactly this mapping; the advice changes no contents.
+        unsafe {
+            let start = memory.base.as_ptr().cast();
+            rustix::mm::madvise(start, memory.bytes, Advice::LinuxDontFork)?;
+        }
         let registration = Registration {
             start: memory.base.as_ptr() as u64,
             bytes: memory.bytes as u64,
@@ -148,10 +154,15 @@ pub(crate) struct Ring<T> {
     of: PhantomData<T>,
 }
 
-/// A type of entries: integers without padding, for which all bytes are valid.
-pub(crate) trait Entry: Copy {}
-impl Entry for u64 {}
-impl Entry for libc::xdp_desc {}
+/// A type of entries.
+///
+/// # Safety
+/// All bytes are valid values of the type.
+pub(crate) unsafe trait Entry: Copy {}
+// SAFETY: an integer.
+unsafe impl Entry for u64 {}
+// SAFETY: it has integers only, and no padding.
+unsafe impl Entry for libc::xdp_desc {}
 
 impl<T: Entry> Ring<T> {
     /// Makes a ring of a socket. `entries` is a power of two.
