@@ -722,6 +722,18 @@ pub enum ModeName {
     Auto,
 }
 
+/// Which sockets carry frames on network interfaces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LinkName {
+    /// XDP, where a probe at the start finds that it is faster; else packet sockets
+    #[default]
+    Auto,
+    /// Packet sockets
+    Packet,
+    /// XDP sockets; as root, and one process for each interface
+    Xdp,
+}
+
 /// How to use a device of another host.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "For a device of another host")]
@@ -738,6 +750,9 @@ pub struct RemoteArgs {
     /// Do not resend unflushed changes that the other host may have lost; flushes then fail
     #[arg(long)]
     pub no_replay: bool,
+    /// Which sockets carry frames
+    #[arg(long, value_enum, default_value_t)]
+    pub link: LinkName,
     /// Which channels carry a request
     #[arg(long, value_enum, default_value_t)]
     pub scheduler: SchedulerName,
@@ -763,6 +778,7 @@ impl Default for RemoteArgs {
             ethertype: ETHERTYPE,
             take_over: false,
             no_replay: false,
+            link: LinkName::default(),
             scheduler: SchedulerName::default(),
             channels: 1,
             mode: ModeName::default(),
@@ -826,6 +842,9 @@ pub struct ServeArgs {
     /// Ethertype of the frames
     #[arg(long, value_name = "NUMBER", default_value = "0x88b5", value_parser = ethertype)]
     pub ethertype: u16,
+    /// Which sockets carry frames
+    #[arg(long, value_enum, default_value_t)]
+    pub link: LinkName,
     /// Directory of the record of the device's client [default: /var/lib/jericho/serve, or below $XDG_STATE_HOME]
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,

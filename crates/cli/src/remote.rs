@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use jericho_ether::{EtherRemotes, Mode, Remote, RemoteOptions, Scheduler, interfaces};
+use jericho_ether::{EtherRemotes, LinkChoice, Mode, Remote, RemoteOptions, Scheduler, interfaces};
 use jericho_storage::{is_remote, set_remotes};
 
-use crate::args::{Cli, Command, ModeName, RemoteArgs, SchedulerName};
+use crate::args::{Cli, Command, LinkName, ModeName, RemoteArgs, SchedulerName};
 use crate::failure::{Context, Failure};
 
 /// The NUMA nodes as the kernel has them.
@@ -56,6 +56,7 @@ fn set(args: &RemoteArgs, topology: &str) {
     set_remotes(Box::new(EtherRemotes::new(RemoteOptions {
         interfaces: nics(&args.nic),
         ethertype: args.ethertype,
+        link: link(args.link),
         take_over: args.take_over,
         replay: !args.no_replay,
         patience: PATIENCE,
@@ -88,6 +89,8 @@ pub fn options(args: &RemoteArgs) -> Vec<String> {
     ];
     let mode = args.mode.to_possible_value();
     options.extend(mode.map(|name| format!("--mode={}", name.get_name())));
+    let link = args.link.to_possible_value();
+    options.extend(link.map(|name| format!("--link={}", name.get_name())));
     let scheduler = args.scheduler.to_possible_value();
     options.extend(scheduler.map(|name| format!("--scheduler={}", name.get_name())));
     options.extend(
@@ -111,6 +114,15 @@ pub fn mode(name: ModeName) -> Mode {
         ModeName::Inline => Mode::Inline,
         ModeName::Queue => Mode::Queue,
         ModeName::Auto => Mode::Auto,
+    }
+}
+
+/// Returns which sockets carry frames.
+pub fn link(name: LinkName) -> LinkChoice {
+    match name {
+        LinkName::Auto => LinkChoice::Auto,
+        LinkName::Packet => LinkChoice::Packet,
+        LinkName::Xdp => LinkChoice::Xdp,
     }
 }
 

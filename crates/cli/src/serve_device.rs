@@ -13,7 +13,7 @@ use signal_hook::iterator::Signals;
 
 use crate::args::ServeArgs;
 use crate::failure::{Context, Failure, Outcome, print};
-use crate::{logging, notify, served, size, state};
+use crate::{logging, notify, remote, served, size, state};
 
 /// Prefix of a device that completes without I/O.
 const NULL: &str = "null:";
@@ -33,6 +33,7 @@ pub fn run(args: &ServeArgs) -> Outcome {
         name: args.name.clone(),
         interfaces: args.nic.clone(),
         ethertype: args.ethertype,
+        link: remote::link(args.link),
         is_read_only: args.read_only,
         is_hidden: args.hidden,
         security,

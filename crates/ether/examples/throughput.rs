@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use jericho_ether::{AttachConfig, Mode, RemoteDevice, Scheduler, read_key};
+use jericho_ether::{AttachConfig, LinkChoice, Mode, RemoteDevice, Scheduler, read_key};
 use jericho_storage::Device;
 use jericho_topology::Topology;
 
@@ -23,6 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         remote: url.parse()?,
         interfaces: interface.split(',').map(str::to_owned).collect(),
         ethertype: 0x88B5,
+        link: LinkChoice::Auto,
         take_over: false,
         replay: true,
         patience: Duration::from_secs(10),

@@ -30,6 +30,7 @@ use crate::links::{LinkError, Links, entropy};
 use crate::outbox::{Mode, Outboxes};
 use crate::receiving::Receiving;
 use crate::reserve::reserve;
+use crate::socket::{LinkChoice, Opening, Side};
 use crate::url::Remote;
 
 /// Pages of the pool: 64 MiB of writes that are not flushed.
@@ -50,6 +51,8 @@ pub struct AttachConfig {
     pub interfaces: Vec<String>,
     /// Ethertype of the frames.
     pub ethertype: u16,
+    /// Which sockets carry frames.
+    pub link: LinkChoice,
     /// Take the export from another client.
     pub take_over: bool,
     /// Send changes again that a restarted target may have lost.
@@ -140,7 +143,12 @@ impl RemoteDevice {
         };
         let claim = claim(config)?;
         let (topology, channels) = (&config.topology, config.channels.max(1));
-        let links = Links::open(&config.interfaces, config.ethertype, topology, channels)?;
+        let opening = Opening {
+            ethertype: config.ethertype,
+            choice: config.link,
+            side: Side::Initiator,
+        };
+        let links = Links::open(&config.interfaces, opening, topology, channels)?;
         let home_node = links.nodes().iter().flatten().next().copied();
         let protocol = InitiatorConfig {
             host: config.remote.host.clone(),

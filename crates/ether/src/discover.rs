@@ -9,6 +9,7 @@ use jericho_sys::poller::Poller;
 use crate::links::{LinkError, Links, entropy};
 use crate::outbox::Mode;
 use crate::placement::topology;
+use crate::socket::{LinkChoice, Opening, Side};
 
 /// How often it asks: a frame may be lost.
 const QUESTIONS: u32 = 3;
@@ -40,7 +41,13 @@ pub fn discover(
         source,
     };
     let topology = topology().map_err(failed)?;
-    let links = Links::open(interfaces, ethertype, &topology, 1)?;
+    // A few frames are no reason for an XDP program.
+    let opening = Opening {
+        ethertype,
+        choice: LinkChoice::Packet,
+        side: Side::Initiator,
+    };
+    let links = Links::open(interfaces, opening, &topology, 1)?;
     let mut receiver = links.receiver((0..interfaces.len() as u16).collect());
     let random = entropy().map_err(failed)?;
     let outboxes = links.outboxes(Mode::Inline);

@@ -1,23 +1,22 @@
-//! The packet sockets of a target or an initiator.
+//! The sockets of a target or an initiator.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jericho_format::wire::{HEADER_BYTES, MTU_MIN, PAYLOAD_BYTES_MAX};
 use jericho_packet::BorrowError;
 use jericho_remote::{Entropy, Link};
-use jericho_sys::packet::{self, Frames, PacketError, PacketSocket};
+use jericho_sys::packet::{self, Frames, PacketError};
+use jericho_sys::xdp::XdpError;
 use jericho_sys::{process, service};
 use jericho_topology::Topology;
 
 use crate::outbox::{Mode, Outboxes};
 use crate::placement;
+use crate::socket::{Opening, Socket, SocketError};
 
-/// What is asked for as a receive buffer.
-const RECEIVE_BYTES: usize = 8 << 20;
-/// What the kernel counts for a frame of the largest size, with room to spare: 4 MiB hold 640 frames of 8 KiB.
-const FRAME_COST_BYTES: usize = 16 << 10;
 /// Limits of the number of frames that a peer may have in flight.
 const CREDITS: std::ops::RangeInclusive<usize> = 4..=896;
 /// Frames that are taken from one socket before the others have their turn.
@@ -34,6 +33,9 @@ pub enum LinkError {
     /// This process may not open a socket, and the helper that may has opened none.
     #[error(transparent)]
     Borrow(#[from] BorrowError),
+    /// There is no XDP socket, which the user has demanded.
+    #[error(transparent)]
+    Xdp(#[from] XdpError),
     /// There is no interface to use: the user has named none, and none is up with a sufficient MTU.
     #[error(
         "no Ethernet interface is up here and has an MTU of at least {MTU_MIN}: bring one up, or name one with --nic"
@@ -54,9 +56,19 @@ pub enum LinkError {
     },
 }
 
+impl From<SocketError> for LinkError {
+    fn from(error: SocketError) -> LinkError {
+        match error {
+            SocketError::Packet(error) => error.into(),
+            SocketError::Borrow(error) => error.into(),
+            SocketError::Xdp(error) => error.into(),
+        }
+    }
+}
+
 /// Sockets, one for each interface.
 pub(crate) struct Links {
-    sockets: Arc<Vec<PacketSocket>>,
+    sockets: Arc<Vec<Socket>>,
     names: Arc<Vec<String>>,
     /// The interfaces' NUMA nodes, as far as they are known.
     nodes: Vec<Option<u32>>,
@@ -81,16 +93,20 @@ impl Links {
     /// Opens a socket on each interface, for some channels on each.
     pub fn open(
         interfaces: &[String],
-        ethertype: u16,
+        opening: Opening,
         topology: &Topology,
         channels: u16,
     ) -> Result<Links, LinkError> {
+        let nodes = placement::nodes_of(topology, interfaces);
         let mut sockets = Vec::new();
         for (number, interface) in interfaces.iter().enumerate() {
             if interfaces[..number].contains(interface) {
                 return Err(LinkError::Twice(interface.clone()));
             }
-            let socket = open(interface, ethertype)?;
+        }
+        for (interface, node) in interfaces.iter().zip(&nodes) {
+            let node = placement::kernel_node(topology, *node);
+            let socket = opening.open(interface, node)?;
             if socket.mtu() < MTU_MIN {
                 return Err(LinkError::Mtu {
                     interface: interface.clone(),
@@ -103,7 +119,7 @@ impl Links {
             return Err(LinkError::None);
         }
         Ok(Links {
-            nodes: placement::nodes_of(topology, interfaces),
+            nodes,
             names: Arc::new(interfaces.to_vec()),
             sockets: Arc::new(sockets),
             channels,
@@ -113,11 +129,11 @@ impl Links {
 
     /// Returns what the protocol must know of the links: one for each channel. All interfaces have a first channel, then all have a second one.
     pub fn links(&self) -> Vec<Link> {
-        let frames = |socket: &PacketSocket| {
-            let share = FRAME_COST_BYTES * usize::from(self.channels);
-            (socket.receive_bytes() / share).clamp(*CREDITS.start(), *CREDITS.end())
+        let frames = |socket: &Socket| {
+            let share = socket.frames() / usize::from(self.channels);
+            share.clamp(*CREDITS.start(), *CREDITS.end())
         };
-        let link = |(nic, socket): (u16, &PacketSocket)| Link {
+        let link = |(nic, socket): (u16, &Socket)| Link {
             mac: socket.mac(),
             mtu: socket.mtu(),
             credit: frames(socket) as u16,
@@ -168,7 +184,7 @@ impl Links {
 
 /// Receives the frames of some interfaces, without the lock of the protocol.
 pub(crate) struct Receiver {
-    sockets: Arc<Vec<PacketSocket>>,
+    sockets: Arc<Vec<Socket>>,
     names: Arc<Vec<String>>,
     batches: Vec<Batch>,
 }
@@ -186,10 +202,13 @@ struct Batch {
 }
 
 impl Receiver {
-    /// Returns the sockets, with the numbers of their interfaces.
-    pub fn sockets(&self) -> impl Iterator<Item = (u16, &PacketSocket)> {
+    /// Returns the descriptors of the sockets, with the numbers of their interfaces: one or more for each.
+    pub fn sockets(&self) -> impl Iterator<Item = (u16, BorrowedFd<'_>)> {
         let numbers = self.batches.iter().map(|batch| batch.nic);
-        numbers.map(|nic| (nic, &self.sockets[usize::from(nic)]))
+        numbers.flat_map(|nic| {
+            let fds = self.sockets[usize::from(nic)].fds();
+            fds.into_iter().map(move |fd| (nic, fd))
+        })
     }
 
     /// Receives frames, at most some from each interface. Returns whether more may have arrived.
@@ -230,19 +249,6 @@ impl Receiver {
     /// Returns the frame at a place, as `take` has left it.
     pub fn frame(&self, Place(at, number): Place) -> &[u8] {
         self.batches[at].frames.iter().nth(number).unwrap_or(&[])
-    }
-}
-
-/// Opens a socket. A process without the right to do so lets the helper open it.
-fn open(interface: &str, ethertype: u16) -> Result<PacketSocket, LinkError> {
-    match PacketSocket::open(interface, ethertype, RECEIVE_BYTES) {
-        Err(PacketError::Denied(_)) => {
-            tracing::debug!(
-                "no right to open a packet socket on {interface}: asking jericho-packet"
-            );
-            Ok(jericho_packet::borrow(interface, ethertype, RECEIVE_BYTES)?)
-        }
-        opened => Ok(opened?),
     }
 }
 

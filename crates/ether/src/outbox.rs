@@ -14,15 +14,16 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use jericho_format::wire::HEADER_BYTES;
 use jericho_remote::Frame;
 use jericho_storage::LockStat;
 use jericho_sys::memory::Mapping;
-use jericho_sys::packet::PacketSocket;
 use jericho_sys::service;
 use jericho_topology::Topology;
 
 use crate::lock::TimedLock;
 use crate::placement;
+use crate::socket::Socket;
 
 /// Frames that are sent with one system call.
 const FRAMES_AT_ONCE: usize = 32;
@@ -57,7 +58,7 @@ pub(crate) struct Outboxes {
 
 impl Outboxes {
     /// Returns empty outboxes, one for each socket, with the name and the node of its interface.
-    pub fn new(sockets: &Arc<Vec<PacketSocket>>, names: &[String], mode: Mode) -> Outboxes {
+    pub fn new(sockets: &Arc<Vec<Socket>>, names: &[String], mode: Mode) -> Outboxes {
         let outbox = |(nic, name): (usize, &String)| {
             Arc::new(Outbox {
                 sockets: Arc::clone(sockets),
@@ -181,7 +182,7 @@ struct Waiting {
 type Rooms = Vec<Vec<u8>>;
 
 struct Outbox {
-    sockets: Arc<Vec<PacketSocket>>,
+    sockets: Arc<Vec<Socket>>,
     nic: usize,
     name: String,
     mode: Mode,
@@ -270,7 +271,8 @@ impl Outbox {
             }
             let pieces: Vec<_> = rooms[..frames.len()]
                 .iter()
-                .map(|bytes| [IoSlice::new(bytes), IoSlice::new(&[])])
+                .map(|bytes| bytes.split_at(HEADER_BYTES))
+                .map(|(header, rest)| [header, rest].map(IoSlice::new))
                 .collect();
             let mut turn = self.turn.lock_when(&self.turned, |turn| *turn == number);
             send_all(&self.sockets[self.nic], &pieces);
@@ -322,7 +324,7 @@ impl Outbox {
 }
 
 /// Sends frames. Leaves out those that the kernel refuses: the protocol repeats them.
-fn send_all(socket: &PacketSocket, mut frames: &[[IoSlice<'_>; 2]]) {
+fn send_all(socket: &Socket, mut frames: &[[IoSlice<'_>; 2]]) {
     while !frames.is_empty() {
         let taken = socket.send_many(frames).unwrap_or_else(|error| {
             tracing::trace!(%error, "a frame was not sent");

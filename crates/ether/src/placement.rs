@@ -52,6 +52,12 @@ pub(crate) fn pin(topology: &Topology, node: Option<u32>) {
     }
 }
 
+/// Returns the kernel's number of a node.
+pub(crate) fn kernel_node(topology: &Topology, node: Option<u32>) -> Option<u32> {
+    let node = topology.node(id(node?)?)?;
+    node.kernel_node
+}
+
 /// Returns memory for a pool of pages, of which some belong to nodes. Fails if there is none.
 pub(crate) fn pool(
     topology: &Topology,
@@ -61,10 +67,7 @@ pub(crate) fn pool(
     let page_bytes = PAGE_BYTES as usize;
     let pool = Mapping::create("jericho-pool", pages as usize * page_bytes, false)?;
     for (node, range) in own {
-        let kernel_node = id(*node)
-            .and_then(|id| topology.node(id))
-            .and_then(|node| node.kernel_node);
-        let Some(kernel_node) = kernel_node else {
+        let Some(kernel_node) = kernel_node(topology, Some(*node)) else {
             continue;
         };
         let bytes = range.start as usize * page_bytes..range.end as usize * page_bytes;

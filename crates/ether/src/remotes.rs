@@ -13,6 +13,7 @@ use crate::device::{AttachConfig, AttachError, RemoteDevice, holder};
 use crate::key_file::read_key;
 use crate::links::interfaces;
 use crate::outbox::Mode;
+use crate::socket::LinkChoice;
 use crate::url::Remote;
 
 /// What the devices of a process have in common.
@@ -22,6 +23,8 @@ pub struct RemoteOptions {
     pub interfaces: Vec<String>,
     /// Ethertype of the frames.
     pub ethertype: u16,
+    /// Which sockets carry frames.
+    pub link: LinkChoice,
     /// Take devices from other clients.
     pub take_over: bool,
     /// Send changes again that a restarted target may have lost.
@@ -86,6 +89,7 @@ impl EtherRemotes {
             remote,
             interfaces,
             ethertype: options.ethertype,
+            link: options.link,
             take_over: options.take_over,
             replay: options.replay,
             patience: options.patience,

@@ -1,5 +1,6 @@
 //! A target: starts its threads, and ends them. `serving` has what the threads share.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use crate::owner::OwnerRecord;
 use crate::recorder::Recorder;
 use crate::reserve::reserve;
 use crate::serving::{Receiving, Serving};
+use crate::socket::{LinkChoice, Opening, Side};
 use crate::url::Remote;
 use crate::workers::Workers;
 
@@ -37,6 +39,8 @@ pub struct ServeConfig {
     pub interfaces: Vec<String>,
     /// Ethertype of the frames.
     pub ethertype: u16,
+    /// Which sockets carry frames.
+    pub link: LinkChoice,
     /// Refuse writes.
     pub is_read_only: bool,
     /// Do not answer a search for all exports.
@@ -118,8 +122,14 @@ impl Server {
                 return Err(ServeError::Name(name.clone()));
             }
         }
-        let links = Links::open(&config.interfaces, config.ethertype, &config.topology, 1)?;
+        // Before the sockets: the XDP program of a target takes the frames of all initiators.
         let claims = claim_interfaces(config)?;
+        let opening = Opening {
+            ethertype: config.ethertype,
+            choice: config.link,
+            side: Side::Target,
+        };
+        let links = Links::open(&config.interfaces, opening, &config.topology, 1)?;
         let record = open_record(&*device, config)?;
         let last_owner = match &record {
             Some(record) => record.read().map_err(|source| ServeError::State {
@@ -235,7 +245,8 @@ fn open_record(
 /// Reserves the interfaces: two targets with one Ethertype on one interface would each answer for the other's sessions.
 fn claim_interfaces(config: &ServeConfig) -> Result<Vec<UnixListener>, ServeError> {
     let mut claims = Vec::new();
-    for interface in &config.interfaces {
+    // One that is named twice is refused later.
+    for interface in config.interfaces.iter().collect::<BTreeSet<_>>() {
         let name = format!("jericho/serve/{interface}/{:04x}", config.ethertype);
         let claim = reserve(&name);
         claims.push(claim.map_err(|source| match source.kind() {

@@ -1,4 +1,5 @@
-//! A target and initiators on a pair of virtual Ethernet interfaces, in a network namespace that this test makes. Runs without root.
+//! A target and initiators on a pair of virtual Ethernet interfaces, in a network namespace that this test makes. Runs without root,
+//! and as root with XDP sockets, too.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -7,32 +8,80 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jericho_ether::{
-    AttachConfig, AttachError, Client, Key, Mode, RemoteDevice, Scheduler, Security, ServeConfig,
-    Server, null_device,
+    AttachConfig, AttachError, Client, Key, LinkChoice, Mode, RemoteDevice, Scheduler, Security,
+    ServeConfig, Server, discover, null_device,
 };
 use jericho_storage::{Device, OpenOptions, open_device};
 use jericho_sys::affinity;
+use jericho_sys::packet::{Frames, PacketSocket};
+use jericho_sys::process::effective_uid;
+use jericho_sys::xdp::{Numbers, Selection, XdpError, XdpSocket};
 use jericho_topology::Topology;
 
 const INSIDE: &str = "JERICHO_TEST_INSIDE";
 const PAGE: usize = 4096;
 
-/// Runs a test again in a network namespace with two pairs of joined interfaces, t0 and i0, t1 and i1. Returns whether this process is inside.
+/// Runs a test again in a network namespace with two pairs of joined interfaces, t0 and i0, t1 and i1: with packet sockets, then with XDP sockets if
+/// this process may use them. Returns whether this process is inside.
 fn inside(test: &str) -> bool {
-    if std::env::var_os(INSIDE).is_some() {
-        return true;
+    match std::env::var(INSIDE).as_deref() {
+        Err(_) => {}
+        Ok("xdp") => return has_xdp(test),
+        Ok(_) => return true,
     }
+    run_inside(test, "-Urn", "packet");
+    match is_root() {
+        // Without a user namespace: in one, no process may load programs.
+        true => run_inside(test, "-n", "xdp"),
+        false => eprintln!("skipped: {test} over XDP needs root"),
+    }
+    false
+}
+
+fn run_inside(test: &str, namespaces: &str, link: &str) {
     let me = std::env::current_exe().expect("this program");
     let script = "ip link add t0 mtu 9000 type veth peer name i0 mtu 9000 && ip link set t0 up && ip link set i0 up && ip link add t1 mtu 9000 type veth peer name i1 mtu 9000 && ip link set t1 up && ip link set i1 up && exec \"$@\"";
     let mut command = Command::new("unshare");
-    command.args(["-Urn", "sh", "-c", script, "sh"]);
+    command.args([namespaces, "sh", "-c", script, "sh"]);
     command.arg(me).args([test, "--exact", "--nocapture"]);
-    let status = command.env(INSIDE, "1").arg0("unshare").status();
+    let status = command.env(INSIDE, link).arg0("unshare").status();
     assert!(
         status.expect("unshare(1) of util-linux").success(),
-        "{test} failed inside"
+        "{test} failed inside, with {link} sockets"
     );
-    false
+}
+
+/// Returns whether this process is root, and not only in a user namespace.
+fn is_root() -> bool {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    effective_uid() == 0 && map.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
+/// Returns whether the kernel lets this process use XDP sockets.
+fn has_xdp(test: &str) -> bool {
+    let selection = Selection {
+        ethertype: 0x88B7,
+        flags_at: 15,
+        flags_mask: 0,
+        flags: 0,
+        number_at: 16,
+        numbers: Numbers::Listed,
+    };
+    match XdpSocket::open("t1", ([2; 6], 9000), &selection, None) {
+        Err(error @ (XdpError::Denied(_) | XdpError::Kernel { .. })) => {
+            eprintln!("skipped: {test} over XDP: {error}");
+            false
+        }
+        _ => true,
+    }
+}
+
+/// Returns the sockets of this run of the test.
+fn link() -> LinkChoice {
+    match std::env::var(INSIDE).as_deref() {
+        Ok("xdp") => LinkChoice::Xdp,
+        _ => LinkChoice::Packet,
+    }
 }
 
 fn serve(device: Arc<dyn Device>, state: Option<&Path>) -> Server {
@@ -54,6 +103,7 @@ fn serve_config(state: Option<&Path>, security: Security) -> ServeConfig {
         name: "data".into(),
         interfaces: vec!["t0".into()],
         ethertype: 0x88B5,
+        link: link(),
         is_read_only: false,
         is_hidden: false,
         security,
@@ -73,6 +123,7 @@ fn config() -> AttachConfig {
         remote: "tyche://hostb/data".parse().expect("a name"),
         interfaces: vec!["i0".into()],
         ethertype: 0x88B5,
+        link: link(),
         take_over: false,
         replay: true,
         patience: Duration::from_secs(10),
@@ -321,8 +372,18 @@ fn a_second_client_and_a_missing_target_are_named() {
     let device = attach();
     assert!(begun.elapsed() < Duration::from_secs(5));
     device.flush().expect("a flush");
+    if link() == LinkChoice::Xdp {
+        // An interface has one XDP program.
+        let other = AttachConfig {
+            remote: "tyche://hostb/other".parse().expect("a name"),
+            ..config()
+        };
+        let error = RemoteDevice::attach(&other).err().expect("in use");
+        assert!(error.to_string().contains("--link packet"), "{error}");
+    }
     let other = AttachConfig {
         remote: "tyche://hostb/other".parse().expect("a name"),
+        link: LinkChoice::Packet,
         patience: Duration::from_millis(100),
         ..config()
     };
@@ -348,6 +409,7 @@ fn interfaces_are_used_by_one_target_and_named_once() {
         name: "other".into(),
         interfaces: vec!["t0".into()],
         ethertype: 0x88B5,
+        link: link(),
         is_read_only: false,
         is_hidden: false,
         security: Security::None,
@@ -363,18 +425,49 @@ fn interfaces_are_used_by_one_target_and_named_once() {
     config.ethertype = 0x88B6;
     config.interfaces.push("t0".into());
     assert!(refused(&config).contains("twice"));
-    // Both ends on one interface: each ignores the frames of its own side.
+    // Both ends on one interface: each ignores the frames of its own side. Where the first one has an XDP socket, the second one has a packet socket.
     config.interfaces = vec!["i0".into()];
+    config.link = LinkChoice::Packet;
     let _other = Server::start(null_device(1 << 20), &config).expect("a server");
     let device = attach();
     let mut attach = self::config();
     attach.remote = "tyche://hostb/other".parse().expect("a name");
     attach.interfaces = vec!["t0".into()];
+    attach.link = LinkChoice::Packet;
     attach.ethertype = 0x88B6;
     let other = RemoteDevice::attach(&attach).expect("a device");
+    // A question on the interface of both.
+    let found = discover(&["i0".into()], 0x88B5, Duration::from_millis(300));
+    assert_eq!(found.expect("an answer").len(), 1);
     for _ in 0..100 {
         device.write_at(0, &pattern(1, 1 << 16)).expect("a write");
         other.write_at(0, &pattern(1, 1 << 16)).expect("a write");
+    }
+}
+
+/// Packet sockets see all frames that reach the kernel's network stack.
+#[test]
+fn xdp_takes_the_frames_of_sessions_and_no_others() {
+    if !inside("xdp_takes_the_frames_of_sessions_and_no_others") {
+        return;
+    }
+    let observe = |interface| PacketSocket::open(interface, 0x88B5, 8 << 20).expect("a socket");
+    let observers = [observe("t0"), observe("i0")];
+    let _server = serve(null_device(1 << 30), None);
+    let device = attach();
+    for _ in 0..100 {
+        device.write_at(0, &pattern(1, PAGE)).expect("a write");
+        device.read_at(0, &mut [0; PAGE]).expect("a read");
+    }
+    for observer in &observers {
+        let mut frames = Frames::new(512, 9018);
+        observer.receive_many(&mut frames).expect("frames");
+        let count = frames.iter().count();
+        match link() {
+            // HELLO or OFFER, and perhaps repetitions.
+            LinkChoice::Xdp => assert!((1..10).contains(&count), "{count}"),
+            _ => assert!(count >= 200, "{count}"),
+        }
     }
 }
 
@@ -419,6 +512,7 @@ fn a_read_only_export_refuses_changes() {
         name: "data".into(),
         interfaces: vec!["t0".into()],
         ethertype: 0x88B5,
+        link: link(),
         is_read_only: true,
         is_hidden: false,
         security: Security::None,

@@ -92,6 +92,20 @@ fn set_policy(first: *const u8, len: usize, mode: libc::c_int, node: u32) -> io:
     Err(error)
 }
 
+/// Has the kernel take the pages of `bytes` that it allocates from now on from kernel node `node`, as long as it has free memory
+/// (MPOL_PREFERRED). `bytes` must start on a page; a part of a page at its end is left out. Fails as [`Mapping::bind`].
+pub(crate) fn prefer_node(bytes: &mut [u8], node: u32) -> io::Result<()> {
+    let page = rustix::param::page_size();
+    let whole = bytes.len() / page * page;
+    if node >= NODE_LIMIT || !(bytes.as_ptr() as usize).is_multiple_of(page) {
+        return Err(rustix::io::Errno::INVAL.into());
+    }
+    match whole {
+        0 => Ok(()),
+        whole => set_policy(bytes.as_ptr(), whole, libc::MPOL_PREFERRED, node),
+    }
+}
+
 impl Mapping {
     /// Creates and maps a zeroed segment of `len` bytes (rounded up to whole pages) called `name` (shown in /proc/PID/maps).
     /// Populates nothing: bind a policy first. With `huge`, asks for transparent huge pages.

@@ -35,7 +35,7 @@ struct Arguments {
     /// Lets all processes run on all CPUs. Otherwise the initiator has CPU 0, and the targets have CPU 1.
     #[arg(long)]
     unpinned: bool,
-    /// Only these tables: main, libnbd, scaling, senders, failover, faulty.
+    /// Only these tables: main, links, libnbd, scaling, senders, failover, faulty.
     #[arg(long, value_delimiter = ',')]
     tables: Vec<String>,
     /// Only rows whose name contains one of these.
@@ -50,8 +50,9 @@ struct Arguments {
 type Table = fn(&Plan, &mut Record) -> Result<String>;
 
 fn measure(plan: &Plan, tables: &[String], record: &mut Record) -> Result<String> {
-    let runs: [(&str, Table); 6] = [
+    let runs: [(&str, Table); 7] = [
         ("main", main_table::run),
+        ("links", main_table::links),
         ("libnbd", libnbd::run),
         ("scaling", scaling::run),
         ("senders", senders::run),

@@ -60,9 +60,37 @@ impl Row {
     }
 }
 
-/// Measures the table. Returns it as Markdown.
+/// Measures the main table. Returns it as Markdown.
 pub fn run(plan: &Plan, record: &mut Record) -> Result<String> {
-    let mut sides = Sides::new(plan)?;
+    let sides = Sides::new(plan)?;
+    let title = format!(
+        "## Jericho, NBD and AoE\n\nOne pair of interfaces, MTU 9000. The AoE target lets {} frames be in progress.",
+        sides.aoe_window
+    );
+    measure(plan, record, (TABLE, &title), sides)
+}
+
+/// Measures packet sockets and XDP sockets. Returns the table as Markdown.
+pub fn links(plan: &Plan, record: &mut Record) -> Result<String> {
+    if !is_real_root() {
+        return Ok("Packet sockets and XDP sockets were not compared: XDP needs root.\n".into());
+    }
+    let title = "## Packet sockets and XDP sockets\n\nA pair of interfaces each, MTU 9000.";
+    measure(plan, record, ("links", title), Sides::with_links(plan)?)
+}
+
+/// Returns whether this process is root, and not only in a user namespace.
+fn is_real_root() -> bool {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    map.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
+fn measure(
+    plan: &Plan,
+    record: &mut Record,
+    (table, title): (&str, &str),
+    mut sides: Sides,
+) -> Result<String> {
     let mut raw = Raw::new(&sides.host, HERE, THERE, &plan.dir.join("answer.log"))?;
     let selected = loads()
         .into_iter()
@@ -86,24 +114,29 @@ pub fn run(plan: &Plan, record: &mut Record) -> Result<String> {
             // The first side changes from round to round.
             for side in (0..count).map(|turn| (turn + round as usize) % count) {
                 let reached = sides.measure(side, &row.load, plan.time)?;
-                let key = (TABLE, name.as_str(), sides.sides[side].name);
+                let key = (table, name.as_str(), sides.sides[side].name);
                 record.reached(key, round, &reached, row.load.block_bytes)?;
                 row.reached[side].push(reached);
             }
         }
     }
-    Ok(markdown(plan, &sides, &rows, &ceilings))
+    Ok(markdown(title, plan, &sides, &rows, &ceilings))
 }
 
-fn markdown(plan: &Plan, sides: &Sides, rows: &[Row], ceilings: &[Ceilings]) -> String {
+fn markdown(
+    title: &str,
+    plan: &Plan,
+    sides: &Sides,
+    rows: &[Row],
+    ceilings: &[Ceilings],
+) -> String {
     let of = |value: fn(&Ceilings) -> f64| {
         let values: Vec<f64> = ceilings.iter().map(value).collect();
         spread(&values)
     };
     let mut text = format!(
-        "## Jericho, NBD and AoE\n\nOne pair of interfaces, MTU 9000. The AoE target lets {} frames be in progress. Raw frames: an echo of 64 bytes takes {} us, one of 4 KiB {} us; a stream of frames of 8 KiB carries {} MB/s. \
+        "{title} Raw frames: an echo of 64 bytes takes {} us, one of 4 KiB {} us; a stream of frames of 8 KiB carries {} MB/s. \
          Median (least..greatest) of {} rounds; ratios are of the same round. CPU time in us for each transfer, as the kernel accounts it.\n\n",
-        sides.aoe_window,
         of(|c| c.ping_64b_us),
         of(|c| c.ping_4k_us),
         of(|c| c.stream_bytes_per_s / 1e6),

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use jericho_ether::{AttachConfig, Key, Scheduler, new_key};
+use jericho_ether::{AttachConfig, Key, LinkChoice, Scheduler, new_key};
 use jericho_topology::Topology;
 
 use crate::Result;
@@ -41,6 +41,8 @@ pub struct Mode {
     pub behind: Behind,
     /// Keys.
     pub auth: Auth,
+    /// Sockets of both ends.
+    pub link: LinkChoice,
     /// A target uses an interface with an Ethertype, so each mode has its own.
     pub ethertype: u16,
 }
@@ -50,6 +52,7 @@ pub const PLAIN: Mode = Mode {
     name: "jericho",
     behind: Behind::Nothing,
     auth: Auth::None,
+    link: LinkChoice::Packet,
     ethertype: 0x88B5,
 };
 
@@ -79,6 +82,17 @@ impl Mode {
         ]
     }
 
+    /// Returns the modes of the table of sockets.
+    pub fn links() -> [Mode; 2] {
+        let xdp = Mode {
+            name: "jericho-xdp",
+            link: LinkChoice::Xdp,
+            ethertype: 0x9004,
+            ..PLAIN
+        };
+        [PLAIN, xdp]
+    }
+
     /// Returns the options of `jericho serve`. A mode with keys has its key in a file in `dir`.
     pub fn serve_options(&self, dir: &Path) -> Result<Vec<String>> {
         let security = match self.auth {
@@ -103,6 +117,7 @@ impl Mode {
             remote: format!("tyche://hostb/{}", self.name).parse()?,
             interfaces: interfaces.iter().map(|&name| name.to_owned()).collect(),
             ethertype: self.ethertype,
+            link: self.link,
             take_over: false,
             replay: true,
             patience: Duration::from_secs(10),

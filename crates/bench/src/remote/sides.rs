@@ -154,6 +154,32 @@ impl Sides {
         })
     }
 
+    /// Starts targets with packet sockets and with XDP sockets, on a pair of interfaces each: an XDP program also changes how the frames of other sockets go.
+    pub fn with_links(plan: &Plan) -> Result<Sides> {
+        let host = Host::of_targets(plan)?;
+        let (mut pairs, mut sides) = (Vec::new(), Vec::new());
+        let interfaces = [(HERE, THERE), ("i1", "t1")];
+        for (mode, (here, there)) in Mode::links().into_iter().zip(interfaces) {
+            host.join(here, there)?;
+            let target = targets::jericho(plan, &host, &mode, &[there])?;
+            let client = Jericho::attach(&mode.attach_config(&[here])?)?;
+            sides.push(Side {
+                name: mode.name,
+                pair: pairs.len(),
+                joins_segments: true,
+                is_ours: true,
+            });
+            pairs.push(Pair::new(Box::new(client), target));
+        }
+        Ok(Sides {
+            pairs,
+            sides,
+            joins_segments: true,
+            aoe_window: 0,
+            host,
+        })
+    }
+
     /// Measures a load on a side.
     pub fn measure(&mut self, side: usize, load: &Load, time: Duration) -> Result<Reached> {
         let side = &self.sides[side];

@@ -4,6 +4,8 @@ use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+use jericho_ether::LinkChoice;
+
 use crate::Result;
 use crate::remote::aoe::Address;
 use crate::remote::hosts::{Host, Running, until};
@@ -31,6 +33,12 @@ pub fn jericho(plan: &Plan, host: &Host, mode: &Mode, interfaces: &[&str]) -> Re
     command.args(["serve", &device, "--name", mode.name, "--host", "hostb"]);
     command.args(["--nic", &interfaces.join(",")]);
     command.args(["--ethertype", &format!("{:#06x}", mode.ethertype)]);
+    let link = match mode.link {
+        LinkChoice::Auto => "auto",
+        LinkChoice::Packet => "packet",
+        LinkChoice::Xdp => "xdp",
+    };
+    command.args(["--link", link]);
     if mode.behind != Behind::Nothing {
         command.arg("--state").arg(plan.dir.join("state"));
     }

@@ -1,5 +1,5 @@
 # Read by scripts in which two network namespaces stand in for two hosts. This one serves the file `disk`, and the other one, $host, has the interface i0.
-# Needs $jericho, and works in the directory of the script. $children has the processes to kill at the end.
+# Needs $jericho, and works in the directory of the script. $target_link has the sockets of the target, if it is set. $children has the processes to kill at the end.
 
 children=""
 "$jericho" key new >key
@@ -17,7 +17,7 @@ nsenter --net="/proc/$host/ns/net" ip link set i0 up
 # Starts the target. $serve is its process.
 serve() {
     rm -f serving
-    "$jericho" serve disk --name data --host hostb --nic t0 --client host:key --state state >serving 2>>serve.log &
+    "$jericho" serve disk --name data --host hostb --nic t0 --client host:key --state state --link "${target_link:-auto}" >serving 2>>serve.log &
     serve=$!
     children="$children $serve"
     until grep -q tyche serving; do sleep 0.02; done

@@ -165,6 +165,59 @@ fn another_host_copies_to_a_served_file_while_its_target_is_killed() {
     assert!(log.contains("sent again"), "{log}");
 }
 
+/// A program of a user namespace may not be loaded, so this test needs root.
+#[test]
+fn hosts_with_xdp_and_with_packet_sockets_copy_to_each_other_beside_other_traffic() {
+    let map = std::fs::read_to_string("/proc/self/uid_map").expect("a map");
+    let is_real = map.split_whitespace().eq(["0", "0", "4294967295"]);
+    if !is_real || jericho_sys::process::effective_uid() != 0 {
+        eprintln!("SKIPPED: XDP sockets need root");
+        return;
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/commands/two_hosts.sh");
+    let volume = Volume::formatted();
+    for (target, initiator) in [("xdp", "xdp"), ("xdp", "packet"), ("packet", "xdp")] {
+        let dir = volume.beside(&format!("hosts-{target}-{initiator}"));
+        std::fs::create_dir(&dir).expect("a directory");
+        std::fs::write(dir.join("in"), pattern(7, 96 << 20)).expect("a file");
+        let mut command = Command::new("unshare");
+        command.args(["-n", "sh", script]);
+        command.arg(jericho(["x"]).get_program()).arg(&dir);
+        succeed(command.args([target, initiator]));
+        let read = |name| std::fs::read_to_string(dir.join(name)).expect("a log");
+        for (log, nic, link) in [("serve.log", "t0", target), ("nbd.log", "i0", initiator)] {
+            let log = read(log);
+            assert_eq!(
+                log.contains(&format!("{nic}: an XDP socket")),
+                link == "xdp",
+                "{log}"
+            );
+        }
+    }
+}
+
+/// Each reason names what to do. `auto` does not mention it.
+#[test]
+fn xdp_that_is_demanded_and_impossible_is_refused() {
+    let serve = |link| {
+        let mut arguments = vec!["null:1M", "--name", "data", "--nic", "t0", "--no-auth"];
+        arguments.extend(["--link", link]);
+        serve_inside(JOINED, &arguments)
+    };
+    let message = fail(&mut serve("xdp"), 1);
+    for text in ["t0", "CAP_NET_ADMIN", "--link packet"] {
+        assert!(message.contains(text), "{message}");
+    }
+    for link in ["auto", "packet"] {
+        let mut serving = Serving(serve(link).stdout(Stdio::piped()).spawn().expect("unshare"));
+        let mut line = String::new();
+        let output = serving.0.stdout.take().expect("its output");
+        let mut output = std::io::BufReader::new(output);
+        std::io::BufRead::read_line(&mut output, &mut line).expect("a line");
+        assert!(line.starts_with("serving"), "{line}");
+    }
+}
+
 /// Runs a script of a volume with a slice on another host, with an argument. Returns the log of its mounts.
 fn with_remote_slice(script: &str, argument: &str) -> String {
     let volume = Volume::formatted();
