@@ -139,8 +139,8 @@ impl Opening {
         packet: &PacketSocket,
         node: Option<u32>,
     ) -> Result<XdpSocket, XdpError> {
-        // No two processes choose an index of the same meaning: a target is alone on its interface, and gets the frames of initiators. An initiator
-        // gets frames of targets, with an index that it has sent in a HANDSHAKE.
+        // No other process needs these frames. A target is alone on its interface, and gets all frames of initiators. An initiator gets frames of
+        // targets, with an index that it has sent in a HANDSHAKE.
         let (flags, numbers) = match self.side {
             Side::Target => (0, Numbers::AllButZero),
             Side::Initiator => (FLAG_FROM_TARGET, Numbers::Listed),

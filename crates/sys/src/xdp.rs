@@ -62,7 +62,7 @@ pub enum XdpError {
     },
     /// Too little memory may be locked.
     #[error(
-        "XDP on {interface} needs {mebibytes} MiB of locked memory, and the limit is lower: raise it (`ulimit -l`, LimitMEMLOCK= of systemd) or choose --link packet"
+        "XDP on {interface} needs {mebibytes} MiB of locked memory, and the limit is lower: raise it (`ulimit -l`, LimitMEMLOCK= of systemd), run with CAP_IPC_LOCK, or choose --link packet"
     )]
     Memory {
         /// The interface.
