@@ -730,7 +730,7 @@ pub enum LinkName {
     Auto,
     /// Packet sockets
     Packet,
-    /// XDP sockets; as root, and one process for each interface
+    /// XDP sockets: as root, and for one device on each interface
     Xdp,
 }
 

@@ -19,22 +19,22 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Prepares the process for devices of other hosts, as the command's options say.
 pub fn prepare(command: &Command) {
     let (remote, topology) = match command {
-        Command::Format(args) => (&args.remote, &*args.topology),
+        Command::Format(args) => (&without_probe(&args.remote), &*args.topology),
         Command::Mount(args) => (&args.options.remote, &*args.options.topology),
         Command::Run(args) => (&args.options.remote, &*args.options.topology),
-        Command::Grow(args) => (&args.remote, AUTO),
-        Command::Add(args) => (&args.remote, AUTO),
-        Command::Check(args) => (&args.remote, AUTO),
+        Command::Grow(args) => (&without_probe(&args.remote), AUTO),
+        Command::Add(args) => (&without_probe(&args.remote), AUTO),
+        Command::Check(args) => (&without_probe(&args.remote), AUTO),
         Command::Nbd(args) => (&args.remote, AUTO),
         Command::Attach(args) => (&args.remote, AUTO),
         // Finds the options among those of the daemon.
         Command::Umount(_) => return,
-        _ => return set(&RemoteArgs::default(), AUTO),
+        _ => return set(&without_probe(&RemoteArgs::default()), AUTO),
     };
     set(remote, topology);
 }
 
-/// Prepares the process for the devices of a daemon's volume, with the daemon's options except for `--dead-after`.
+/// Prepares the process for the devices of a daemon's volume, with the daemon's options except for `--dead-after` and `--link`.
 pub fn prepare_as(daemon: &[OsString]) {
     let daemon = Cli::try_parse_from(daemon).map(|cli| cli.command);
     let args = match daemon {
@@ -46,9 +46,23 @@ pub fn prepare_as(daemon: &[OsString]) {
         take_over: false,
         // The daemon may wait for ever, and a command does not.
         dead_after: RemoteArgs::default().dead_after,
+        // Another process may have XDP on the interface since.
+        link: LinkName::Packet,
         ..args
     };
     set(&args, AUTO);
+}
+
+/// Returns the options of a command that ends soon: it gains nothing from an XDP program, which may interrupt a link for a moment.
+fn without_probe(args: &RemoteArgs) -> RemoteArgs {
+    let link = match args.link {
+        LinkName::Auto => LinkName::Packet,
+        demanded => demanded,
+    };
+    RemoteArgs {
+        link,
+        ..args.clone()
+    }
 }
 
 fn set(args: &RemoteArgs, topology: &str) {
