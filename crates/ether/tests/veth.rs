@@ -445,30 +445,6 @@ fn interfaces_are_used_by_one_target_and_named_once() {
     }
 }
 
-#[test]
-fn an_idle_session_uses_no_time() {
-    if !inside("an_idle_session_uses_no_time") {
-        return;
-    }
-    let _server = serve(null_device(1 << 30), None);
-    let device = attach();
-    device.read_at(0, &mut [0; PAGE]).expect("a read");
-    // Nanoseconds of all threads.
-    let used = || -> u64 {
-        let threads = std::fs::read_dir("/proc/self/task").expect("the threads");
-        let paths = threads.map(|thread| thread.expect("a thread").path().join("schedstat"));
-        let texts = paths.filter_map(|path| std::fs::read_to_string(path).ok());
-        texts
-            .filter_map(|text| text.split(' ').next()?.parse::<u64>().ok())
-            .sum()
-    };
-    std::thread::sleep(Duration::from_millis(100));
-    let before = used();
-    std::thread::sleep(Duration::from_secs(1));
-    let used = used() - before;
-    assert!(used < 5_000_000, "{used} ns");
-}
-
 /// Packet sockets see all frames that reach the kernel's network stack.
 #[test]
 fn xdp_takes_the_frames_of_sessions_and_no_others() {
