@@ -8,6 +8,7 @@ use std::io::{self, IoSlice};
 use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use jericho_format::wire::{FLAG_FROM_TARGET, FrameHeader, Handshake, frame_kind};
 use jericho_packet::BorrowError;
@@ -21,6 +22,8 @@ use crate::probe;
 const RECEIVE_BYTES: usize = 8 << 20;
 /// What the kernel counts for a frame of the largest size, with room to spare: 4 MiB hold 640 frames of 8 KiB.
 const FRAME_COST_BYTES: usize = 16 << 10;
+/// How long the kernel may take to send what is in all chunks: 2.8 MB on a link of 1 Gbit/s.
+const SENT_WITHIN: Duration = Duration::from_millis(30);
 /// The packet socket has its turn after this many batches from the XDP socket at the latest.
 const BATCHES: u32 = 8;
 
@@ -240,7 +243,14 @@ impl Socket {
             }
         }
         match both.xdp.send_many(frames) {
-            // The kernel has all chunks. The packet socket has a queue of its own, or the kernel's reason.
+            // The kernel has all chunks. Frames that go by the packet socket would overtake these, so this waits.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                match both.xdp.await_sent(SENT_WITHIN) {
+                    true => both.xdp.send_many(frames),
+                    false => both.packet.send_many(frames),
+                }
+            }
+            // The packet socket knows the kernel's reason.
             Err(_) => both.packet.send_many(frames),
             sent => sent,
         }

@@ -49,7 +49,7 @@ pub fn open_queue(
 }
 
 /// Opens a queue for an owner that sleeps elsewhere. Completions ring `doorbell` while the owner sleeps, and the owner calls
-/// `Queue::wait` only with a timeout of zero. Fails if io_uring is refused, or a device is blocking only (EOPNOTSUPP).
+/// `Queue::wait` only with a timeout of zero, except to wait for the last transfers before it drops the queue. Fails if io_uring is refused, or a device is blocking only (EOPNOTSUPP).
 pub fn open_signalling_queue(
     devices: &Devices,
     depth: u32,

@@ -8,6 +8,7 @@ use std::io::{self, IoSlice};
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -70,6 +71,21 @@ pub enum XdpError {
         /// Memory of its sockets.
         mebibytes: usize,
     },
+    /// Other interfaces get their frames through it.
+    #[error(
+        "XDP on the network interface {interface} would take frames of {other}, which is on top of it; choose --link packet"
+    )]
+    Stacked {
+        /// The interface.
+        interface: String,
+        /// The one on top.
+        other: String,
+    },
+    /// The interface bundles others.
+    #[error(
+        "the network interface {0} is a bond, and an XDP socket on it receives nothing; choose --link packet, or name the interfaces that it bundles"
+    )]
+    Bond(String),
     /// Another one is there.
     #[error(
         "another XDP program or XDP socket uses the network interface {0} (`ip link show {0}`, `bpftool net`); stop it, or choose --link packet"
@@ -130,6 +146,8 @@ pub struct XdpSocket {
     frames: usize,
     frame_bytes_max: usize,
     is_zero_copy: bool,
+    /// The queue from which the next call receives first: a busy one must not keep the others waiting.
+    next_queue: AtomicUsize,
 }
 
 /// The socket of a queue of the interface.
@@ -164,6 +182,7 @@ impl XdpSocket {
     ) -> Result<XdpSocket, XdpError> {
         let failed = |action| XdpError::of(interface, action);
         let index = packet::index_of(interface).map_err(XdpError::Interface)?;
+        check_alone(interface)?;
         let count = packet::receive_queues(interface).map_err(failed("count the queues"))?;
         let count = count.clamp(1, QUEUES_MAX);
         let (least, most) = RECEIVE_CHUNKS_OF_QUEUE.into_inner();
@@ -173,10 +192,18 @@ impl XdpSocket {
             interface,
             index,
             chunks,
+            total_chunks: chunks * count as usize + SEND_CHUNKS,
             node,
         };
-        let mut redirect =
-            Redirect::load(selection, mac, count).map_err(failed("load a program"))?;
+        let loaded = Redirect::load(selection, mac, count);
+        let mut redirect = loaded.map_err(|source| match source.raw_os_error() {
+            // The kernel knows no map of such sockets.
+            Some(libc::EINVAL) => XdpError::Kernel {
+                interface: interface.to_owned(),
+                source,
+            },
+            _ => failed("load a program")(source),
+        })?;
         // Before the sockets: a program of another process is noticed at once. Without sockets, all frames pass.
         redirect.attach(index).map_err(|source| {
             let interface = interface.to_owned();
@@ -188,6 +215,8 @@ impl XdpSocket {
                         source,
                     }
                 }
+                // A program of another kind, or of an interface that bundles this one.
+                Some(libc::EEXIST) => XdpError::Busy(interface),
                 _ => failed("attach a program")(source),
             }
         })?;
@@ -208,6 +237,7 @@ impl XdpSocket {
             redirect,
             send: Mutex::new(send),
             queues,
+            next_queue: AtomicUsize::new(0),
         })
     }
 
@@ -215,10 +245,11 @@ impl XdpSocket {
     pub fn may_be_zero_copy(interface: &str, mtu: usize) -> bool {
         let index = packet::index_of(interface).ok();
         let features = index.and_then(|index| xdp_features::of(index).ok());
+        // The sockets ask for frames of several chunks. The kernel copies then if the driver takes one chunk only.
         let chunks = (mtu + ETHERNET_BYTES).div_ceil(CHUNK_BYTES - HEADROOM_BYTES);
         features.is_some_and(|features| {
-            features.is_zero_copy && features.zero_copy_chunks as usize >= chunks
-        })
+            features.is_zero_copy && features.zero_copy_chunks as usize >= chunks.max(2)
+        }) && check_alone(interface).is_ok()
     }
 
     /// Waits until the kernel has given back the chunks of all frames that were sent, for at most a time. Returns whether it has.
@@ -296,7 +327,9 @@ impl XdpSocket {
     pub fn receive_many(&self, frames: &mut Frames) -> bool {
         frames.clear();
         let mut has_more = false;
-        for queue in &self.queues {
+        let first = self.next_queue.fetch_add(1, Ordering::Relaxed) % self.queues.len();
+        let (later, earlier) = self.queues.split_at(first);
+        for queue in earlier.iter().chain(later) {
             has_more |= queue.receive(frames);
         }
         has_more
@@ -309,6 +342,8 @@ struct Opening<'o> {
     index: i32,
     /// Chunks of a queue.
     chunks: usize,
+    /// Chunks of all queues, for the message about too little memory.
+    total_chunks: usize,
     node: Option<u32>,
 }
 
@@ -358,7 +393,7 @@ impl Opening<'_> {
             match source.raw_os_error() {
                 Some(libc::ENOBUFS) => XdpError::Memory {
                     interface: self.interface.to_owned(),
-                    mebibytes: (count * CHUNK_BYTES).div_ceil(1 << 20),
+                    mebibytes: (self.total_chunks * CHUNK_BYTES).div_ceil(1 << 20),
                 },
                 _ => XdpError::of(self.interface, "register memory")(source),
             }
@@ -448,7 +483,7 @@ impl Queue {
         }
         arrived.take(taken);
         fill.add(taken);
-        if taken > 0 && fill.needs_call() {
+        if fill.needs_call() {
             // The driver ran out of chunks and waits.
             let fd = self.fd.as_raw_fd();
             // SAFETY: without a buffer the call only wakes the driver.
@@ -526,7 +561,10 @@ impl Sending {
                     0,
                 )
             };
-            if result < 0 {
+            if result >= 0 {
+                // The kernel has emptied the ring, or the driver does so now.
+                return Ok(());
+            } else {
                 let error = io::Error::last_os_error();
                 match error.raw_os_error() {
                     // EAGAIN: the kernel sends some chunks with each call. EBUSY, ENOBUFS: the interface's queue is full.
@@ -543,6 +581,25 @@ impl Sending {
             }
         }
         Ok(())
+    }
+}
+
+/// Fails if an XDP program on the interface would take frames of others: VLANs and the like have the same MAC address, and the interface has removed the tag already.
+fn check_alone(interface: &str) -> Result<(), XdpError> {
+    let directory = format!("/sys/class/net/{interface}");
+    let entries = std::fs::read_dir(&directory).into_iter().flatten();
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    for name in names {
+        if let Some(other) = name.strip_prefix("upper_") {
+            return Err(XdpError::Stacked {
+                interface: interface.to_owned(),
+                other: other.to_owned(),
+            });
+        }
+    }
+    match std::path::Path::new(&directory).join("bonding").exists() {
+        true => Err(XdpError::Bond(interface.to_owned())),
+        false => Ok(()),
     }
 }
 

@@ -35,7 +35,9 @@ fn inside_with(test: &str, options: &str, start: &str) -> bool {
         eprintln!("skipped: {test} needs root");
         return false;
     }
-    run(test, "-n", options, start);
+    // With a view of the interfaces of its own, and of no others.
+    let start = format!("mount -t sysfs sysfs /sys && {start}");
+    run(test, "-nm", options, &start);
     false
 }
 
@@ -458,4 +460,17 @@ fn the_driver_is_asked_before_its_interface_is_touched() {
     }
     assert!(!XdpSocket::may_be_zero_copy("a0", 9000));
     assert!(!XdpSocket::may_be_zero_copy("nowhere0", 9000));
+}
+
+#[test]
+fn an_interface_below_another_one_is_refused() {
+    let start = "ip link add link a0 name a1 type macvlan mode passthru && exec \"$@\"";
+    if !inside_with("an_interface_below_another_one_is_refused", "", start) {
+        return;
+    }
+    let error = End::try_open("a0", Numbers::AllButZero).err();
+    let error = error.expect("it is refused");
+    assert!(matches!(error, XdpError::Stacked { .. }), "{error}");
+    assert!(error.to_string().contains("a1"), "{error}");
+    End::open("b0", Numbers::AllButZero);
 }
