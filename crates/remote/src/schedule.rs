@@ -9,12 +9,16 @@ use crate::Time;
 
 /// Threshold of the dynamic scheduler, in percent (section 5: "60 %").
 const DIFFERENCE: u64 = 60;
+/// Greatest difference, in percent, at which the backlog scheduler closes the lanes although not all nodes have bytes that wait.
+const DIFFERENCE_BACKLOG: u64 = 20;
 /// How often the dynamic scheduler looks (section 6: "every 5 s").
 const DYNAMIC_INTERVAL: Duration = Duration::from_secs(5);
 /// How often the scheduler with backlog looks.
 const BACKLOG_INTERVAL: Duration = Duration::from_millis(100);
 /// Consecutive checks that must agree before the backlog scheduler changes `is_open`.
 const AGREEING: u32 = 2;
+/// Greatest number of looks for which the lanes stay open after affinity did not suffice.
+const HOLD_MAX: u32 = 32;
 
 /// How requests are distributed over channels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,6 +47,10 @@ pub(crate) struct Schedule {
     asked_bytes: Vec<u64>,
     /// Looks in a row that wanted to change `is_open`.
     agreeing: u32,
+    /// Looks since `is_open` has changed.
+    since: u32,
+    /// Looks for which the lanes stay open at least. Doubles each time that affinity did not suffice.
+    hold: u32,
     /// How often `is_open` has changed.
     changes: u64,
     /// The lane of the next request of no node.
@@ -59,6 +67,8 @@ impl Schedule {
             looked: now,
             asked_bytes: vec![0; lanes],
             agreeing: 0,
+            since: 0,
+            hold: 1,
             changes: 0,
             turn: 0,
         }
@@ -82,32 +92,24 @@ impl Schedule {
         lane as u16
     }
 
-    /// Looks at the load, if it is time. `channels` and `waiting_bytes` are of each lane: channels that work, and bytes that wait to be sent.
-    pub fn look(&mut self, now: Time, channels: &[u64], waiting_bytes: &[u64]) {
+    /// Returns whether it is time for `look`.
+    pub fn is_due(&self, now: Time) -> bool {
         let interval = match self.scheduler {
-            Scheduler::Affinity | Scheduler::RoundRobin => return,
+            Scheduler::Affinity | Scheduler::RoundRobin => return false,
             Scheduler::Dynamic => DYNAMIC_INTERVAL,
             Scheduler::Backlog => BACKLOG_INTERVAL,
         };
-        if now.saturating_sub(self.looked) < interval {
-            return;
-        }
+        now.saturating_sub(self.looked) >= interval
+    }
+
+    /// Looks at the load. `channels` and `waiting_bytes` are of each lane: channels that work, and bytes that wait although its channels have sent what they
+    /// can.
+    pub fn look(&mut self, now: Time, channels: &[u64], waiting_bytes: &[u64]) {
         self.looked = now;
-        let is_used = |lane: &usize| channels[*lane] > 0;
-        let load = |lane: usize| self.asked_bytes[lane] / channels[lane];
-        let used = || (0..self.lanes).filter(is_used);
-        let greatest = used().map(load).max().unwrap_or(0);
-        let least = used().map(load).min().unwrap_or(0);
-        let differs = (greatest - least) * 100 > greatest * DIFFERENCE;
-        let wants_open = match self.scheduler {
-            Scheduler::Backlog if !self.is_open => {
-                let waits = used().any(|lane| waiting_bytes[lane] > 0);
-                let is_idle = used().any(|lane| waiting_bytes[lane] == 0);
-                waits && is_idle && greatest > least
-            }
-            // Nothing waits any more when all channels are used. So the load tells when that is no longer needed.
-            Scheduler::Backlog => greatest > 0 && (greatest - least) * 100 > greatest * 20,
-            _ => differs,
+        self.since += 1;
+        let wants_open = match self.is_open {
+            false => self.affinity_wastes(channels, waiting_bytes),
+            true => self.since < self.hold || !self.affinity_suffices(channels, waiting_bytes),
         };
         let needed = match self.scheduler {
             Scheduler::Backlog => AGREEING,
@@ -118,11 +120,72 @@ impl Schedule {
             false => self.agreeing + 1,
         };
         if self.agreeing >= needed {
-            (self.is_open, self.agreeing) = (wants_open, 0);
+            if wants_open {
+                // The load may look as if affinity sufficed, and not be. Then each attempt costs throughput.
+                let is_relapse = self.changes > 0 && self.since <= 2 * needed;
+                self.hold = match is_relapse {
+                    true => (self.hold * 2).min(HOLD_MAX),
+                    false => 1,
+                };
+            }
+            (self.is_open, self.agreeing, self.since) = (wants_open, 0, 0);
             self.changes += 1;
         }
         self.asked_bytes.fill(0);
     }
+
+    /// Returns whether channels of one node idle while those of another one do not suffice, as far as the scheduler sees it.
+    fn affinity_wastes(&self, channels: &[u64], waiting_bytes: &[u64]) -> bool {
+        let load = self.load(channels);
+        match self.scheduler {
+            Scheduler::Backlog => {
+                let used = || (0..self.lanes).filter(|lane| channels[*lane] > 0);
+                let waits = used().any(|lane| waiting_bytes[lane] > 0);
+                let is_idle = used().any(|lane| waiting_bytes[lane] == 0);
+                waits && is_idle && differs(&load, 0)
+            }
+            _ => differs(&load, DIFFERENCE),
+        }
+    }
+
+    /// Returns whether the lanes can be closed again.
+    ///
+    /// While channels take turns, all threads share all channels. So the bytes of a node follow from its threads, and not from what its own channels would carry: with as many
+    /// threads on a node with three channels as on a node with one, both ask for the same. Therefore the load of the channels does not tell alone.
+    fn affinity_suffices(&self, channels: &[u64], waiting_bytes: &[u64]) -> bool {
+        let load = self.load(channels);
+        match self.scheduler {
+            Scheduler::Backlog => {
+                // Each node has enough to send for its own channels.
+                let used = || (0..self.lanes).filter(|lane| channels[*lane] > 0);
+                let all_wait = used().all(|lane| waiting_bytes[lane] > 0);
+                all_wait || !differs(&load, DIFFERENCE_BACKLOG)
+            }
+            // The paper takes the bytes of local requests that a node's channels carry. While channels take turns, these are in proportion to the
+            // bytes that the node has asked for.
+            _ => !differs(&load, DIFFERENCE) || !differs(&self.asked(channels), DIFFERENCE),
+        }
+    }
+
+    /// Returns the bytes that were asked for in each lane that has channels.
+    fn asked(&self, channels: &[u64]) -> Vec<u64> {
+        let used = (0..self.lanes).filter(|lane| channels[*lane] > 0);
+        used.map(|lane| self.asked_bytes[lane]).collect()
+    }
+
+    /// Returns these bytes divided by the channels of the lane.
+    fn load(&self, channels: &[u64]) -> Vec<u64> {
+        let used = (0..self.lanes).filter(|lane| channels[*lane] > 0);
+        used.map(|lane| self.asked_bytes[lane] / channels[lane])
+            .collect()
+    }
+}
+
+/// Returns whether the least of some numbers is smaller than the greatest one by more than some percent of this.
+fn differs(numbers: &[u64], percent: u64) -> bool {
+    let greatest = numbers.iter().max().copied().unwrap_or(0);
+    let least = numbers.iter().min().copied().unwrap_or(0);
+    (greatest - least) * 100 > greatest * percent
 }
 
 #[cfg(test)]
@@ -146,7 +209,9 @@ mod tests {
                 true => [waiting, 0],
                 false => [0, waiting],
             };
-            schedule.look(now, &[3, 1], &waits);
+            if schedule.is_due(now) {
+                schedule.look(now, &[3, 1], &waits);
+            }
             after.push(schedule.is_open());
         }
         after
@@ -163,7 +228,7 @@ mod tests {
             (300, 39, 0),
             (300, 41, 0),
         ];
-        let expected = [false, true, true, true, true, false];
+        let expected = [false, true, false, true, true, false];
         assert_eq!(opens(Scheduler::Dynamic, &intervals), expected);
         assert_eq!(opens(Scheduler::Affinity, &intervals), [false; 6]);
         assert_eq!(opens(Scheduler::RoundRobin, &intervals), [true; 6]);
@@ -179,6 +244,81 @@ mod tests {
         // One look alone changes nothing, nor does load that the channels carry.
         let intervals = [uneven, (300, 100, 0), uneven, (300, 10, 0), (300, 10, 0)];
         assert_eq!(opens(Scheduler::Backlog, &intervals), [false; 5]);
+    }
+
+    /// What one channel carries between two looks.
+    const CAPACITY: u64 = 1000;
+    const CHANNELS: [u64; 2] = [3, 1];
+
+    /// A node's threads: those that always have requests, and what the others ask for between two looks.
+    type Threads = (u64, u64);
+
+    /// Runs threads for some looks. Returns whether the lanes are open at the end.
+    fn run(schedule: &mut Schedule, now: &mut Time, threads: [Threads; 2], looks: u32) -> bool {
+        for _ in 0..looks {
+            let greedy = threads[0].0 + threads[1].0;
+            let few = threads[0].1 + threads[1].1;
+            for (lane, (large, small)) in (0..).zip(threads) {
+                let own = CAPACITY * CHANNELS[lane];
+                let asked = match (schedule.is_open(), large) {
+                    // Greedy threads share what the others leave of all channels.
+                    (true, _) => (4 * CAPACITY - few) * large / greedy + small,
+                    (false, 0) => small.min(own),
+                    (false, _) => own,
+                };
+                schedule.ask(Some(lane as u16), asked);
+            }
+            *now += DYNAMIC_INTERVAL;
+            let waiting = threads.map(|(large, _)| large);
+            assert!(schedule.is_due(*now));
+            schedule.look(*now, &CHANNELS, &waiting);
+        }
+        schedule.is_open()
+    }
+
+    /// The paper moves threads between the nodes. In intervals 6 and 8, a quarter of them makes small requests.
+    #[test]
+    fn the_choice_is_right_in_the_eight_intervals_of_figure_13() {
+        let intervals: [([Threads; 2], bool); 8] = [
+            ([(2, 0), (2, 0)], false),
+            ([(0, 0), (4, 0)], true),
+            ([(4, 0), (0, 0)], true),
+            ([(0, 0), (4, 0)], true),
+            ([(3, 0), (1, 0)], false),
+            ([(0, 200), (3, 0)], true),
+            ([(2, 0), (2, 0)], false),
+            ([(3, 0), (0, 200)], true),
+        ];
+        for scheduler in [Scheduler::Dynamic, Scheduler::Backlog] {
+            let mut schedule = Schedule::new(scheduler, 2, Time::ZERO);
+            let mut now = Time::ZERO;
+            for (number, (threads, expected)) in (1..).zip(intervals) {
+                let is_open = run(&mut schedule, &mut now, threads, 4);
+                assert_eq!(is_open, expected, "{scheduler:?}, interval {number}");
+            }
+            assert_eq!(schedule.changes(), 5, "{scheduler:?}");
+        }
+    }
+
+    #[test]
+    fn attempts_that_fail_become_rarer() {
+        let mut schedule = Schedule::new(Scheduler::Dynamic, 2, Time::ZERO);
+        let mut now = Time::ZERO;
+        // Node 0 cannot use its channels, but the nodes ask for nearly the same while channels take turns.
+        let mut change = |looks| {
+            let before = schedule.changes();
+            for _ in 0..looks {
+                let second = if schedule.is_open() { 2000 } else { 1000 };
+                schedule.ask(Some(0), 1100);
+                schedule.ask(Some(1), second);
+                now += DYNAMIC_INTERVAL;
+                schedule.look(now, &CHANNELS, &[0, 1]);
+            }
+            schedule.changes() - before
+        };
+        assert!(change(20) > 4);
+        change(80);
+        assert!(change(100) <= 2 * (100 / HOLD_MAX as u64 + 1));
     }
 
     #[test]

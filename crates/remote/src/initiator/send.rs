@@ -45,7 +45,7 @@ impl Initiator {
     /// Sends content on the channels, as far as they have room, and then the acknowledgements that are due.
     pub(super) fn transmit(&mut self, now: Time) {
         let count = self.links.len();
-        let open = self.open_lanes(now);
+        let open = self.open_lanes();
         let records = self.requests.waiting_records();
         let in_progress = self.requests.in_progress().saturating_sub(records);
         let holds = self.batch.holds(now, records, in_progress);
@@ -64,6 +64,7 @@ impl Initiator {
                 ready.swap_remove(place);
             }
         }
+        self.look(now);
         for link in 0..count {
             let attachment = self.links[link].channel.as_ref();
             if attachment.is_some_and(|attachment| attachment.channel.is_ack_due(now)) {
@@ -88,26 +89,36 @@ impl Initiator {
     }
 
     /// Returns for each lane whether channels of other lanes may take its content.
-    fn open_lanes(&mut self, now: Time) -> Vec<bool> {
-        let lanes = self.nodes.len().max(1);
-        if lanes == 1 {
-            return vec![false];
+    fn open_lanes(&self) -> Vec<bool> {
+        let is_open = self.schedule.is_open();
+        let channels = self.channels_of_lanes();
+        match channels.len() {
+            1 => vec![false],
+            _ => channels.iter().map(|&up| is_open || up == 0).collect(),
         }
-        let mut channels = vec![0; lanes];
+    }
+
+    /// Returns how many channels of each lane work.
+    fn channels_of_lanes(&self) -> Vec<u64> {
+        let mut channels = vec![0; self.nodes.len().max(1)];
         for state in &self.links {
             let is_up = state.channel.as_ref().is_some_and(Attachment::is_up);
             channels[usize::from(state.lane)] += u64::from(is_up);
         }
-        let requests = &mut self.requests;
-        let waiting: Vec<u64> = (0..lanes as u16)
-            .map(|lane| requests.waiting_bytes(lane))
+        channels
+    }
+
+    /// Has the scheduler look at the load. The channels have sent what they can, so a request that was just made does not count as waiting.
+    fn look(&mut self, now: Time) {
+        let channels = self.channels_of_lanes();
+        if channels.len() == 1 || !self.schedule.is_due(now) {
+            return;
+        }
+        let lanes = 0..channels.len() as u16;
+        let waiting: Vec<u64> = lanes
+            .map(|lane| self.requests.waiting_bytes(lane))
             .collect();
         self.schedule.look(now, &channels, &waiting);
-        let is_open = self.schedule.is_open();
-        channels
-            .iter()
-            .map(|&count| is_open || count == 0)
-            .collect()
     }
 
     /// Sends one frame with content on a link. `holds`: records must still wait. Returns whether it did.
