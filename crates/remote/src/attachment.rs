@@ -91,6 +91,12 @@ pub(crate) fn rebalance<'a>(channels: impl Iterator<Item = &'a mut Attachment>) 
     }
 }
 
+/// Lets all channels count as having carried the same. Otherwise a node's channels, which have carried little by affinity, would get all content until
+/// they have caught up.
+pub(crate) fn level<'a>(channels: impl Iterator<Item = &'a mut Attachment>) {
+    channels.for_each(|channel| channel.load.balance_bytes = 0);
+}
+
 impl Attachment {
     /// Returns the bytes that decide which channel sends next: the one with the fewest.
     pub fn balance_bytes(&self) -> u64 {

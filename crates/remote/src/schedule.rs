@@ -9,7 +9,7 @@ use crate::Time;
 
 /// Threshold of the dynamic scheduler, in percent (section 5: "60 %").
 const DIFFERENCE: u64 = 60;
-/// Greatest difference, in percent, at which the backlog scheduler closes the lanes although not all nodes have bytes that wait.
+/// Threshold of the backlog scheduler, in percent. A node may have nothing that waits at a moment although its channels are busy.
 const DIFFERENCE_BACKLOG: u64 = 20;
 /// How often the dynamic scheduler looks (section 6: "every 5 s").
 const DYNAMIC_INTERVAL: Duration = Duration::from_secs(5);
@@ -142,7 +142,7 @@ impl Schedule {
                 let used = || (0..self.lanes).filter(|lane| channels[*lane] > 0);
                 let waits = used().any(|lane| waiting_bytes[lane] > 0);
                 let is_idle = used().any(|lane| waiting_bytes[lane] == 0);
-                waits && is_idle && differs(&load, 0)
+                waits && is_idle && differs(&load, DIFFERENCE_BACKLOG)
             }
             _ => differs(&load, DIFFERENCE),
         }

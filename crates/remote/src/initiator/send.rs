@@ -6,7 +6,7 @@ use zerocopy::byteorder::little_endian::U32;
 
 use super::{Initiator, InitiatorOutput, LinkState};
 use crate::Time;
-use crate::attachment::{Attachment, Sender};
+use crate::attachment::{Attachment, Sender, level};
 use crate::content::{Content, Part};
 use crate::frame::{Body, Frame};
 use crate::lanes::Sources;
@@ -73,17 +73,15 @@ impl Initiator {
         }
     }
 
-    /// Returns which of some links sends next: the one that has carried the fewest bytes, or the next one in turn.
+    /// Returns which of some links sends next: the one that has carried the fewest bytes, and of several the next one in turn.
+    ///
+    /// Also while the lanes are open: if links took turns by frames, some would get all small frames with requests, and others all large frames with data.
     fn next_of(&self, ready: &[usize]) -> Option<usize> {
         let count = self.links.len();
-        let distance = |link: usize| (link + count - self.turn) % count;
-        let key = |link: usize| match self.schedule.is_open() {
-            true => (0, distance(link)),
-            false => {
-                let attachment = self.links[link].channel.as_ref();
-                let bytes = attachment.map_or(0, Attachment::balance_bytes);
-                (bytes, distance(link))
-            }
+        let key = |link: usize| {
+            let attachment = self.links[link].channel.as_ref();
+            let bytes = attachment.map_or(0, Attachment::balance_bytes);
+            (bytes, (link + count - self.turn) % count)
         };
         (0..ready.len()).min_by_key(|&place| key(ready[place]))
     }
@@ -118,7 +116,12 @@ impl Initiator {
         let waiting: Vec<u64> = lanes
             .map(|lane| self.requests.waiting_bytes(lane))
             .collect();
+        let changes = self.schedule.changes();
         self.schedule.look(now, &channels, &waiting);
+        if self.schedule.changes() != changes {
+            let channels = self.links.iter_mut();
+            level(channels.filter_map(|state| state.channel.as_mut()));
+        }
     }
 
     /// Sends one frame with content on a link. `holds`: records must still wait. Returns whether it did.

@@ -40,6 +40,11 @@ fn used(world: &mut World, host: usize, node: u32, rounds: usize) -> [Vec<u64>; 
         ok(world, host, WRITE, 0, 8);
         ok(world, host, Action::Read, 0, 8);
     }
+    carried(world)
+}
+
+/// Returns the bytes of content on each link since `sent` was set: to the target, and from it.
+fn carried(world: &mut World) -> [Vec<u64>; 2] {
     let mut bytes = [0, 1].map(|_| vec![0; world.settings.links.len()]);
     for arrival in world.sent.take().unwrap_or_default() {
         let (header, _) = FrameHeader::read_from_prefix(&arrival.frame).unwrap();
@@ -96,6 +101,18 @@ fn the_round_robin_scheduler_uses_all_links() {
     let channels = world.hosts[host].initiator.channels();
     let remote: u64 = channels.iter().flatten().map(|one| one.remote_bytes).sum();
     assert!(remote > 0);
+}
+
+#[test]
+fn links_in_turn_carry_the_same_number_of_bytes_of_small_writes() {
+    let (mut world, host) = world(&[0, 0, 1, 1], Scheduler::RoundRobin);
+    world.submits_on = Some(0);
+    for _ in 0..200 {
+        ok(&mut world, host, WRITE, 0, 1);
+    }
+    let [bytes, _] = carried(&mut world);
+    let (most, least) = (bytes.iter().max().unwrap(), bytes.iter().min().unwrap());
+    assert!(most - least <= 16_384, "{bytes:?}");
 }
 
 #[test]
