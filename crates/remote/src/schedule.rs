@@ -300,6 +300,16 @@ mod tests {
         }
     }
 
+    /// The paper's first half of interval 8: the load differs by less than the threshold.
+    #[test]
+    fn only_the_scheduler_with_backlog_sees_that_a_channel_is_partly_idle() {
+        for (scheduler, expected) in [(Scheduler::Dynamic, false), (Scheduler::Backlog, true)] {
+            let mut schedule = Schedule::new(scheduler, 2, Time::ZERO);
+            let threads = [(3, 0), (0, 660)];
+            assert_eq!(run(&mut schedule, &mut Time::ZERO, threads, 9), expected);
+        }
+    }
+
     #[test]
     fn attempts_that_fail_become_rarer() {
         let mut schedule = Schedule::new(Scheduler::Dynamic, 2, Time::ZERO);

@@ -9,6 +9,7 @@ mod commands;
 mod daemon;
 mod guest;
 mod machine;
+mod network;
 mod pages;
 mod reader;
 mod threads;
