@@ -310,6 +310,11 @@ impl Requests {
         parts + (self.records.of(lane).len() * size_of::<RequestRecord>()) as u64
     }
 
+    /// Returns whether requests wait to be sent.
+    pub fn has_records(&self) -> bool {
+        self.records.len() > 0
+    }
+
     /// Takes what an ACCEPT says of the target's pool: the pages that are near the channels of a lane.
     pub fn set_near(&mut self, lane: u16, near: Range<u32>) {
         if let Some(known) = self.near.get_mut(usize::from(lane)) {

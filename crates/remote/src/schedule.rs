@@ -9,7 +9,7 @@ use crate::Time;
 
 /// Threshold of the dynamic scheduler, in percent (section 5: "60 %").
 const DIFFERENCE: u64 = 60;
-/// Threshold of the backlog scheduler, in percent. A node may have nothing that waits at a moment although its channels are busy.
+/// Threshold, in percent, below which the backlog scheduler returns to affinity.
 const DIFFERENCE_BACKLOG: u64 = 20;
 /// How often the dynamic scheduler looks (section 6: "every 5 s").
 const DYNAMIC_INTERVAL: Duration = Duration::from_secs(5);
@@ -102,14 +102,13 @@ impl Schedule {
         now.saturating_sub(self.looked) >= interval
     }
 
-    /// Looks at the load. `channels` and `waiting_bytes` are of each lane: channels that work, and bytes that wait although its channels have sent what they
-    /// can.
+    /// Looks at the load. `channels` and `waiting_bytes` are of each lane: channels that work, and bytes that wait to be sent.
     pub fn look(&mut self, now: Time, channels: &[u64], waiting_bytes: &[u64]) {
         self.looked = now;
         self.since += 1;
         let wants_open = match self.is_open {
             false => self.affinity_wastes(channels, waiting_bytes),
-            true => self.since < self.hold || !self.affinity_suffices(channels, waiting_bytes),
+            true => self.since < self.hold || !self.affinity_suffices(channels),
         };
         let needed = match self.scheduler {
             Scheduler::Backlog => AGREEING,
@@ -122,7 +121,8 @@ impl Schedule {
         if self.agreeing >= needed {
             if wants_open {
                 // The load may look as if affinity sufficed, and not be. Then each attempt costs throughput.
-                let is_relapse = self.changes > 0 && self.since <= 2 * needed;
+                let is_relapse =
+                    self.scheduler == Scheduler::Dynamic && self.changes > 0 && self.since <= 2;
                 self.hold = match is_relapse {
                     true => (self.hold * 2).min(HOLD_MAX),
                     false => 1,
@@ -142,7 +142,7 @@ impl Schedule {
                 let used = || (0..self.lanes).filter(|lane| channels[*lane] > 0);
                 let waits = used().any(|lane| waiting_bytes[lane] > 0);
                 let is_idle = used().any(|lane| waiting_bytes[lane] == 0);
-                waits && is_idle && differs(&load, DIFFERENCE_BACKLOG)
+                waits && is_idle && differs(&load, 0)
             }
             _ => differs(&load, DIFFERENCE),
         }
@@ -152,15 +152,11 @@ impl Schedule {
     ///
     /// While channels take turns, all threads share all channels. So the bytes of a node follow from its threads, and not from what its own channels would carry: with as many
     /// threads on a node with three channels as on a node with one, both ask for the same. Therefore the load of the channels does not tell alone.
-    fn affinity_suffices(&self, channels: &[u64], waiting_bytes: &[u64]) -> bool {
+    fn affinity_suffices(&self, channels: &[u64]) -> bool {
         let load = self.load(channels);
         match self.scheduler {
-            Scheduler::Backlog => {
-                // Each node has enough to send for its own channels.
-                let used = || (0..self.lanes).filter(|lane| channels[*lane] > 0);
-                let all_wait = used().all(|lane| waiting_bytes[lane] > 0);
-                all_wait || !differs(&load, DIFFERENCE_BACKLOG)
-            }
+            // Nothing waits any more when all channels are used. So the load tells when that is no longer needed.
+            Scheduler::Backlog => !differs(&load, DIFFERENCE_BACKLOG),
             // The paper takes the bytes of local requests that a node's channels carry. While channels take turns, these are in proportion to the
             // bytes that the node has asked for.
             _ => !differs(&load, DIFFERENCE) || !differs(&self.asked(channels), DIFFERENCE),
@@ -278,7 +274,7 @@ mod tests {
 
     /// The paper moves threads between the nodes. In intervals 6 and 8, a quarter of them makes small requests.
     #[test]
-    fn the_choice_is_right_in_the_eight_intervals_of_figure_13() {
+    fn the_dynamic_scheduler_is_right_in_the_eight_intervals_of_figure_13() {
         let intervals: [([Threads; 2], bool); 8] = [
             ([(2, 0), (2, 0)], false),
             ([(0, 0), (4, 0)], true),
@@ -289,15 +285,13 @@ mod tests {
             ([(2, 0), (2, 0)], false),
             ([(3, 0), (0, 200)], true),
         ];
-        for scheduler in [Scheduler::Dynamic, Scheduler::Backlog] {
-            let mut schedule = Schedule::new(scheduler, 2, Time::ZERO);
-            let mut now = Time::ZERO;
-            for (number, (threads, expected)) in (1..).zip(intervals) {
-                let is_open = run(&mut schedule, &mut now, threads, 4);
-                assert_eq!(is_open, expected, "{scheduler:?}, interval {number}");
-            }
-            assert_eq!(schedule.changes(), 5, "{scheduler:?}");
+        let mut schedule = Schedule::new(Scheduler::Dynamic, 2, Time::ZERO);
+        let mut now = Time::ZERO;
+        for (number, (threads, expected)) in (1..).zip(intervals) {
+            let is_open = run(&mut schedule, &mut now, threads, 4);
+            assert_eq!(is_open, expected, "interval {number}");
         }
+        assert_eq!(schedule.changes(), 5);
     }
 
     /// The paper's first half of interval 8: the load differs by less than the threshold.

@@ -45,6 +45,7 @@ impl Initiator {
     /// Sends content on the channels, as far as they have room, and then the acknowledgements that are due.
     pub(super) fn transmit(&mut self, now: Time) {
         let count = self.links.len();
+        self.look(now);
         let open = self.open_lanes();
         let records = self.requests.waiting_records();
         let in_progress = self.requests.in_progress().saturating_sub(records);
@@ -57,14 +58,14 @@ impl Initiator {
             channel.is_some_and(|attachment| attachment.channel.has_room())
         };
         let mut ready: Vec<usize> = (0..count).filter(|&at| has_room(&self.links[at])).collect();
-        while let Some(place) = self.next_of(&ready) {
+        while let Some(place) = self.next_of(&ready, holds) {
             let link = ready[place];
-            self.turn = (link + 1) % count;
-            if !self.transmit_one(now, link, &open, holds) {
+            if self.transmit_one(now, link, &open, holds) {
+                self.turn = (link + 1) % count;
+            } else {
                 ready.swap_remove(place);
             }
         }
-        self.look(now);
         for link in 0..count {
             let attachment = self.links[link].channel.as_ref();
             if attachment.is_some_and(|attachment| attachment.channel.is_ack_due(now)) {
@@ -75,12 +76,15 @@ impl Initiator {
 
     /// Returns which of some links sends next: the one that has carried the fewest bytes, and of several the next one in turn.
     ///
-    /// Also while the lanes are open: if links took turns by frames, some would get all small frames with requests, and others all large frames with data.
-    fn next_of(&self, ready: &[usize]) -> Option<usize> {
+    /// While the lanes are open, requests take the links in turn, because the target sends what they read on the lane of their link. Data does not: if links
+    /// took turns by frames, some would get all small frames with requests, and others all large frames with data.
+    fn next_of(&self, ready: &[usize], holds: bool) -> Option<usize> {
         let count = self.links.len();
+        let is_in_turn = !holds && self.schedule.is_open() && self.requests.has_records();
         let key = |link: usize| {
             let attachment = self.links[link].channel.as_ref();
-            let bytes = attachment.map_or(0, Attachment::balance_bytes);
+            let bytes = attachment.filter(|_| !is_in_turn);
+            let bytes = bytes.map_or(0, Attachment::balance_bytes);
             (bytes, (link + count - self.turn) % count)
         };
         (0..ready.len()).min_by_key(|&place| key(ready[place]))
@@ -106,7 +110,7 @@ impl Initiator {
         channels
     }
 
-    /// Has the scheduler look at the load. The channels have sent what they can, so a request that was just made does not count as waiting.
+    /// Has the scheduler look at the load, if it is time.
     fn look(&mut self, now: Time) {
         let channels = self.channels_of_lanes();
         if channels.len() == 1 || !self.schedule.is_due(now) {

@@ -116,6 +116,23 @@ fn links_in_turn_carry_the_same_number_of_bytes_of_small_writes() {
 }
 
 #[test]
+fn links_in_turn_carry_reads_after_uneven_writes() {
+    let (mut world, host) = world(&[0, 1], Scheduler::RoundRobin);
+    world.submits_on = Some(0);
+    ok(&mut world, host, WRITE, 0, 1);
+    world.sent = Some(Vec::new());
+    for _ in 0..20 {
+        ok(&mut world, host, Action::Read, 0, 8);
+    }
+    let [_, from_target] = carried(&mut world);
+    let all: u64 = from_target.iter().sum();
+    assert!(
+        from_target.iter().all(|one| one * 3 > all),
+        "{from_target:?}"
+    );
+}
+
+#[test]
 fn the_dynamic_scheduler_uses_other_nodes_links_while_one_node_has_the_load() {
     let (mut world, host) = world(&[0, 1], Scheduler::Dynamic);
     let [to_target, _] = used(&mut world, host, 0, 5);
