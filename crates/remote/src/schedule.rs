@@ -299,8 +299,8 @@ mod tests {
     fn only_the_scheduler_with_backlog_sees_that_a_channel_is_partly_idle() {
         for (scheduler, expected) in [(Scheduler::Dynamic, false), (Scheduler::Backlog, true)] {
             let mut schedule = Schedule::new(scheduler, 2, Time::ZERO);
-            let threads = [(3, 0), (0, 660)];
-            assert_eq!(run(&mut schedule, &mut Time::ZERO, threads, 9), expected);
+            let (threads, mut now) = ([(3, 0), (0, 660)], Time::ZERO);
+            assert_eq!(run(&mut schedule, &mut now, threads, 9), expected);
         }
     }
 
