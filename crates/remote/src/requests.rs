@@ -299,20 +299,18 @@ impl Requests {
         Some(self.active(*name)?.request.lane)
     }
 
-    /// Returns the bytes of writes and the requests, as bytes of their records, that wait in a lane to be sent.
-    pub fn waiting_bytes(&mut self, lane: u16) -> u64 {
+    /// Returns the bytes of writes and the requests, as bytes of their records, that wait in a lane for channels. `holds`: records wait for others.
+    pub fn waiting_bytes(&mut self, lane: u16, holds: bool) -> u64 {
         let parts = self
             .parts
             .of(lane)
             .iter()
             .map(|part| u64::from(part.length_bytes()));
         let parts: u64 = parts.sum();
-        parts + (self.records.of(lane).len() * size_of::<RequestRecord>()) as u64
-    }
-
-    /// Returns whether requests wait to be sent.
-    pub fn has_records(&self) -> bool {
-        self.records.len() > 0
+        match holds {
+            true => parts,
+            false => parts + (self.records.of(lane).len() * size_of::<RequestRecord>()) as u64,
+        }
     }
 
     /// Takes what an ACCEPT says of the target's pool: the pages that are near the channels of a lane.

@@ -45,14 +45,14 @@ impl Initiator {
     /// Sends content on the channels, as far as they have room, and then the acknowledgements that are due.
     pub(super) fn transmit(&mut self, now: Time) {
         let count = self.links.len();
-        self.look(now);
-        let open = self.open_lanes();
         let records = self.requests.waiting_records();
         let in_progress = self.requests.in_progress().saturating_sub(records);
         let holds = self.batch.holds(now, records, in_progress);
         if !holds {
             self.batch.release();
         }
+        self.look(now, holds);
+        let open = self.open_lanes();
         let has_room = |state: &LinkState| {
             let channel = state.channel.as_ref();
             channel.is_some_and(|attachment| attachment.channel.has_room())
@@ -80,7 +80,7 @@ impl Initiator {
     /// took turns by frames, some would get all small frames with requests, and others all large frames with data.
     fn next_of(&self, ready: &[usize], holds: bool) -> Option<usize> {
         let count = self.links.len();
-        let is_in_turn = !holds && self.schedule.is_open() && self.requests.has_records();
+        let is_in_turn = !holds && self.schedule.is_open() && self.requests.waiting_records() > 0;
         let key = |link: usize| {
             let attachment = self.links[link].channel.as_ref();
             let bytes = attachment.filter(|_| !is_in_turn);
@@ -110,15 +110,15 @@ impl Initiator {
         channels
     }
 
-    /// Has the scheduler look at the load, if it is time.
-    fn look(&mut self, now: Time) {
+    /// Has the scheduler look at the load, if it is time. `holds`: records wait for others, and not for channels.
+    fn look(&mut self, now: Time, holds: bool) {
         let channels = self.channels_of_lanes();
         if channels.len() == 1 || !self.schedule.is_due(now) {
             return;
         }
         let lanes = 0..channels.len() as u16;
         let waiting: Vec<u64> = lanes
-            .map(|lane| self.requests.waiting_bytes(lane))
+            .map(|lane| self.requests.waiting_bytes(lane, holds))
             .collect();
         let changes = self.schedule.changes();
         self.schedule.look(now, &channels, &waiting);

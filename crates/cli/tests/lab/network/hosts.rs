@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use jericho_ether::{AttachConfig, ETHERTYPE, RemoteDevice, Scheduler};
+use jericho_ether::{AttachConfig, ETHERTYPE, LinkChoice, Mode, RemoteDevice, Scheduler};
 use jericho_topology::Topology;
 
 use crate::commands::succeed;
@@ -199,6 +199,9 @@ pub fn attach(name: &str, layout: Layout, told: Told, scheduler: Scheduler) -> A
         read_only: false,
         key: None,
         scheduler,
+        mode: Mode::default(),
+        batches: true,
+        link: LinkChoice::Packet,
         channels: 1,
         topology: Arc::new(Topology::from_spec(&told.spec()).expect("nodes")),
     };

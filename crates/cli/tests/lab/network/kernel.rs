@@ -4,7 +4,7 @@ use std::fs;
 
 use super::hosts::{NODES, node_of_cpu, on_host_of, pci_of};
 
-/// The pages of a process's private memory that the kernel was asked to take from one node.
+/// The pages of a process that the kernel was asked to take from one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placed {
     /// Node that was asked for, then node where the page is -> pages.
@@ -19,7 +19,7 @@ impl Placed {
     }
 }
 
-/// Returns the pages of a process's pools of frames: its only private memory with a policy. The kernel's page tables say where each one is: /proc/PID/numa_maps.
+/// Returns the pages of a process's pools of frames. The kernel's page tables say where each one is: /proc/PID/numa_maps.
 pub fn pools(pid: u64) -> Placed {
     let maps = fs::read_to_string(format!("/proc/{pid}/numa_maps")).expect("numa_maps");
     let mut placed = Placed::default();
@@ -31,8 +31,8 @@ pub fn pools(pid: u64) -> Placed {
             node.parse::<usize>().ok()
         });
         let words: Vec<&str> = words.collect();
-        let Some(asked) = asked.filter(|_| !words.iter().any(|word| word.starts_with("file=")))
-        else {
+        let is_pool = |word: &&str| word.starts_with("file=/memfd:jericho-pool");
+        let Some(asked) = asked.filter(|_| words.iter().any(is_pool)) else {
             continue;
         };
         let mut pages = [0; NODES];

@@ -52,13 +52,13 @@ fn assert_pages(of: &str, layout: Layout, placed: &Placed) {
 fn assert_threads(of: &str, layout: Layout, pid: u64, prefix: &str) {
     let threads = threads(pid, prefix);
     println!("lab: threads, {layout}, {of}: {threads:?}");
-    // Whether these are bound is not decided. The record is on the filesystem of the host.
-    let is_free = |name: &str| name.starts_with("serve-io") || name == "serve-record";
-    for thread in threads.iter().filter(|thread| !is_free(&thread.name)) {
+    // The record is on the filesystem of the host.
+    for thread in threads
+        .iter()
+        .filter(|thread| thread.name != "serve-record")
+    {
         let [node] = thread.may_run_on[..] else {
-            // One thread has the interfaces of both nodes.
-            assert!(layout.nodes().len() > 1 && of == "target", "{thread:?}");
-            continue;
+            panic!("{of}: {thread:?}");
         };
         assert!(layout.nodes().contains(&node), "{thread:?}");
         assert_eq!(thread.ran_on, node, "{thread:?}");
@@ -83,6 +83,8 @@ fn pages_and_threads_of_both_hosts_are_on_the_nodes_of_the_interfaces() {
         assert_pages("target", layout, &pools(target.pid()));
         assert_threads("initiator", layout, daemon, "remote");
         assert_threads("target", layout, target.pid(), "serve");
+        assert_threads("initiator", layout, daemon, "send-");
+        assert_threads("target", layout, target.pid(), "send-");
         let receivers = threads(daemon, "remote").len();
         assert_eq!(receivers, layout.nodes().len());
         let channels = stat["network"][0]["channels"].as_array().expect("channels");
