@@ -5,10 +5,10 @@
 
 use std::time::{Duration, Instant};
 
-use jericho_ether::{RemoteDevice, Scheduler};
+use jericho_ether::{Mode, RemoteDevice, Scheduler};
 use jericho_storage::{Device, Direction};
 
-use super::hosts::{LAYOUTS, Layout, NODES, Target, Told, attach, node_of_pair};
+use super::hosts::{LAYOUTS, Layout, NODES, Target, Told, attach_by, node_of_pair};
 use super::kernel::{pools, sent_bytes, threads};
 use super::load::{Worker, transfer};
 
@@ -25,6 +25,7 @@ struct Configuration {
     /// What Jericho is told decides where it places memory and threads.
     told: Told,
     scheduler: Scheduler,
+    mode: Mode,
     /// Nodes of the program's threads, each with the node of the thread's buffers.
     program: fn(Layout) -> Vec<(usize, usize)>,
     /// Sizes of requests.
@@ -54,6 +55,11 @@ fn on_node_0(_: Layout) -> Vec<(usize, usize)> {
     vec![(0, 0), (1, 0)]
 }
 
+/// Threads and buffers on both nodes, and no thread that knows where its buffers are: a program without affinity (figures 14 to 16).
+fn scattered(_: Layout) -> Vec<(usize, usize)> {
+    vec![(0, 0), (0, 1), (1, 0), (1, 1)]
+}
+
 fn half(_: Layout) -> (f64, f64) {
     (0.4, 0.6)
 }
@@ -64,11 +70,12 @@ fn as_interfaces(layout: Layout) -> (f64, f64) {
     (share - 0.1, share + 0.1)
 }
 
-const CONFIGURATIONS: [Configuration; 6] = [
+const CONFIGURATIONS: [Configuration; 10] = [
     Configuration {
         name: "Ideal",
         told: Told::Truth,
         scheduler: Scheduler::Affinity,
+        mode: Mode::Auto,
         program: near,
         sizes: &SIZES,
         local: |_| (0.99, 1.0),
@@ -77,6 +84,7 @@ const CONFIGURATIONS: [Configuration; 6] = [
         name: "Worst",
         told: Told::Swapped,
         scheduler: Scheduler::Affinity,
+        mode: Mode::Auto,
         program: far,
         sizes: &SIZES,
         local: |_| (0.0, 0.01),
@@ -85,6 +93,7 @@ const CONFIGURATIONS: [Configuration; 6] = [
         name: "T-Numa",
         told: Told::Truth,
         scheduler: Scheduler::RoundRobin,
+        mode: Mode::Auto,
         program: balanced,
         sizes: &SIZES,
         local: half,
@@ -93,6 +102,7 @@ const CONFIGURATIONS: [Configuration; 6] = [
         name: "T-Numa, buffers on node 0",
         told: Told::Truth,
         scheduler: Scheduler::RoundRobin,
+        mode: Mode::Auto,
         program: on_node_0,
         sizes: &[128 * KIB],
         local: as_interfaces,
@@ -101,6 +111,7 @@ const CONFIGURATIONS: [Configuration; 6] = [
         name: "No-Opt",
         told: Told::OneNode,
         scheduler: Scheduler::RoundRobin,
+        mode: Mode::Auto,
         program: balanced,
         sizes: &SIZES,
         local: half,
@@ -109,9 +120,46 @@ const CONFIGURATIONS: [Configuration; 6] = [
         name: "No-Opt, buffers on node 0",
         told: Told::OneNode,
         scheduler: Scheduler::RoundRobin,
+        mode: Mode::Auto,
         program: on_node_0,
         sizes: &[128 * KIB],
         local: as_interfaces,
+    },
+    Configuration {
+        name: "I",
+        told: Told::Truth,
+        scheduler: Scheduler::Affinity,
+        mode: Mode::Inline,
+        program: scattered,
+        sizes: &[128 * KIB],
+        local: half,
+    },
+    Configuration {
+        name: "Q",
+        told: Told::Truth,
+        scheduler: Scheduler::Affinity,
+        mode: Mode::Queue,
+        program: scattered,
+        sizes: &[128 * KIB],
+        local: half,
+    },
+    Configuration {
+        name: "I-NU",
+        told: Told::Truth,
+        scheduler: Scheduler::Affinity,
+        mode: Mode::Inline,
+        program: near,
+        sizes: &[128 * KIB],
+        local: |_| (0.99, 1.0),
+    },
+    Configuration {
+        name: "Q-NU",
+        told: Told::Truth,
+        scheduler: Scheduler::Affinity,
+        mode: Mode::Queue,
+        program: near,
+        sizes: &[128 * KIB],
+        local: |_| (0.99, 1.0),
     },
 ];
 
@@ -215,10 +263,11 @@ fn run(layout: Layout, configuration: &Configuration) {
         name,
         told,
         scheduler,
+        mode,
         ..
     } = *configuration;
     let target = Target::serve("null:1G", "paths", layout, told);
-    let device = attach("paths", layout, told, scheduler);
+    let device = attach_by("paths", layout, told, (scheduler, mode));
     let program = (configuration.program)(layout);
     // Channels ask more often until they know how long an answer takes.
     for one in &program {
@@ -274,12 +323,36 @@ fn run(layout: Layout, configuration: &Configuration) {
         }
     }
     println!("lab: paths, {layout}, {name}: {counted:.4} local, as Jericho counts");
+    if mode != Mode::Auto {
+        check_senders(&device, layout, (name, mode));
+    }
     match (scheduler, told, layout.nodes().len()) {
         (_, Told::OneNode, _) | (_, _, 1) => {}
         (Scheduler::Affinity, ..) => assert!(counted >= 0.99, "{counted}"),
         _ => assert!((0.3..=0.7).contains(&counted), "{counted}"),
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Prints the locks, and asserts that the mode is the one that was asked for, with threads on the nodes of the interfaces.
+fn check_senders(device: &RemoteDevice, layout: Layout, (name, mode): (&str, Mode)) {
+    let network = device.network().expect("a network");
+    println!("lab: locks, {layout}, {name}: {:?}", network.locks);
+    for channel in &network.channels {
+        assert_eq!(channel.is_queueing, mode == Mode::Queue, "{channel:?}");
+    }
+    let senders = threads(std::process::id().into(), "send-");
+    let expected = match mode {
+        Mode::Inline => 0,
+        _ => 3 * layout.pairs().len(),
+    };
+    assert_eq!(senders.len(), expected, "{senders:?}");
+    for sender in senders {
+        let [node] = sender.may_run_on[..] else {
+            panic!("{sender:?}");
+        };
+        assert!(layout.nodes().contains(&node), "{sender:?}");
+    }
 }
 
 fn percent(shares: &[f64]) -> String {

@@ -188,6 +188,16 @@ pub fn on_host_of(interface: &str, words: &str) -> String {
 
 /// Attaches the device tyche://hostb/NAME in this process.
 pub fn attach(name: &str, layout: Layout, told: Told, scheduler: Scheduler) -> Arc<RemoteDevice> {
+    attach_by(name, layout, told, (scheduler, Mode::default()))
+}
+
+/// Does the same, and says who sends frames.
+pub fn attach_by(
+    name: &str,
+    layout: Layout,
+    told: Told,
+    (scheduler, mode): (Scheduler, Mode),
+) -> Arc<RemoteDevice> {
     let config = AttachConfig {
         remote: format!("tyche://hostb/{name}").parse().expect("a name"),
         interfaces: layout.interfaces('i'),
@@ -199,7 +209,7 @@ pub fn attach(name: &str, layout: Layout, told: Told, scheduler: Scheduler) -> A
         read_only: false,
         key: None,
         scheduler,
-        mode: Mode::default(),
+        mode,
         batches: true,
         link: LinkChoice::Packet,
         channels: 1,
