@@ -640,6 +640,8 @@ impl Core {
                         tracing::error!("{}: {why}", self.name);
                     }
                     self.ended = Some(why);
+                    // Nothing waits for the target any more.
+                    self.is_silent = false;
                     self.wake();
                 }
             }

@@ -542,6 +542,8 @@ impl Initiator {
             self.send_close(now, reason::PROTOCOL);
         }
         (self.leaving, self.excuse) = (Leaving::Left, None);
+        // Requests fail with the reason from now on, not because the target is away.
+        self.is_dead = false;
         for state in &mut self.links {
             (state.dial, state.channel) = (Dial::Idle, None);
             state.question = None;

@@ -225,13 +225,13 @@ impl Requests {
         self.callers > 0
     }
 
-    /// Returns whether a request was sent whose caller has had an error, and has not ended.
+    /// Returns whether a request was sent whose caller has had an error, and has not ended. After `stop` there is none: the target has taken the export from the session.
     pub fn has_abandoned(&self) -> bool {
         let is_abandoned = |slot: &Slot| {
             let active = slot.active.as_ref();
             active.is_some_and(|active| active.request.waiter == Waiter::Nobody)
         };
-        self.slots.iter().any(is_abandoned)
+        self.stopped.is_none() && self.slots.iter().any(is_abandoned)
     }
 
     /// Returns whether a request was sent and has not ended.

@@ -659,3 +659,30 @@ fn an_initiator_takes_the_export_from_others_only_with_its_first_session() {
     ok(&mut world, host, WRITE, 0, 1);
     assert!(world.caught.is_empty());
 }
+
+#[test]
+fn an_initiator_whose_export_was_taken_while_its_target_was_away_says_so() {
+    let mut world = World::new(
+        1,
+        Settings {
+            dead_after: Some(Duration::from_secs(30)),
+            ..Settings::default()
+        },
+    );
+    let first = world.start_host(1, false);
+    ok(&mut world, first, WRITE, 0, 1);
+    world.wire.set_cut(0, true);
+    let waiting = world.submit(first, WRITE, 0, 1);
+    assert_eq!(world.result(first, waiting), Err(UNREACHABLE));
+    assert!(world.hosts[first].initiator.has_abandoned());
+    world.catch = Some(|header, _| header.source[4] == 1 || header.destination[4] == 1);
+    world.wire.set_cut(0, false);
+    let second = world.start_host(2, true);
+    ok(&mut world, second, WRITE, 0, 1);
+    world.catch = None;
+    world.run_until("the fence", |world| world.hosts[first].ended.is_some());
+    assert_eq!(world.hosts[first].ended, Some(Ended::Fenced));
+    let later = world.submit(first, WRITE, 0, 1);
+    assert_eq!(world.result(first, later), Err(ESTALE));
+    assert!(!world.hosts[first].initiator.has_abandoned());
+}
