@@ -725,12 +725,12 @@ pub enum ModeName {
 /// Which sockets carry frames on network interfaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LinkName {
-    /// XDP, where a probe at the start finds that it is faster; else packet sockets
+    /// XDP, where the driver has zero copy and a probe at the start finds that it is faster; else packet sockets
     #[default]
     Auto,
     /// Packet sockets
     Packet,
-    /// XDP sockets: as root, and for one device on each interface
+    /// XDP sockets. They need root, and only one device or target can use them on an interface
     Xdp,
 }
 

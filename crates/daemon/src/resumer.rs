@@ -1,6 +1,6 @@
 //! Takes the slices into use again whose host was away for longer than requests wait for it, as soon as the host answers.
 //!
-//! Nothing waits for the thread, because its transfers may wait for a host.
+//! No thread joins this thread, because its transfers may wait for a host.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -14,7 +14,7 @@ use crate::volume::OpenVolume;
 /// Time from the end of one attempt to the next one.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// Starts the thread, once, if a device of the volume is on another host.
+/// Starts the thread if the volume is mounted for writing and has a device of another host. Does nothing if the thread was started before.
 pub(crate) fn start(volume: &Arc<OpenVolume>) -> io::Result<()> {
     let absences = volume.fs.absences();
     if volume.read_only || !volume.devices.may_fall_silent() || !absences.begin() {

@@ -29,7 +29,7 @@ use crate::socket::Socket;
 const FRAMES_AT_ONCE: usize = 32;
 /// Sending threads of an interface with `Mode::Queue`: one sends while others seal. Tyche has three for each channel (section 3).
 const SENDERS: usize = 3;
-/// Frames that wait, from which on a thread that has more sends itself: nothing else slows a stranger down whose frames must be answered.
+/// With this many waiting frames, a thread that adds frames sends some itself. Without this limit, a stranger whose frames are answered could fill the memory.
 const WAITING_FRAMES_MAX: usize = 4096;
 /// How often `Mode::Auto` looks at an interface.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);

@@ -15,7 +15,7 @@ use jericho_sys::packet::PacketSocket;
 use jericho_sys::process;
 use jericho_sys::xdp::XdpSocket;
 
-/// Frames of a burst: more than the 64 after which some drivers stop, and 8 ms of a link of 1 Gbit/s.
+/// Frames of a burst: more than the 64 after which some drivers stop. A link of 1 Gbit/s takes 7 ms for them.
 const BURST: usize = 96;
 /// Frames that are sent with one call, as in use.
 const TOGETHER: usize = 32;

@@ -113,7 +113,7 @@ impl Serving {
         }
         let mut core = self.core.lock();
         if let Some((number, is_late, copies)) = core.take(receiver) {
-            // The pages may have been those of a request that was refused, whose payload another thread still copies. It does not need the lock for that.
+            // The pages may have been those of a request that was refused, whose payload another thread still copies. That thread needs the lock to note the end of its copies, so this thread releases it between two looks.
             while is_late && core.copies.has_earlier(number) {
                 drop(core);
                 std::thread::yield_now();

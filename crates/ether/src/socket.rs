@@ -30,7 +30,7 @@ const BATCHES: u32 = 8;
 /// Which sockets carry frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkChoice {
-    /// On each interface XDP, where a probe at the start finds that it is faster. Else packet sockets.
+    /// XDP on each interface whose driver has zero copy and where a probe at the start finds that XDP is faster. Else packet sockets.
     #[default]
     Auto,
     /// Packet sockets.

@@ -110,7 +110,7 @@ impl Workers {
         self.device.is_instant()
     }
 
-    /// Begins an operation. `node`: that of its pages in the pool.
+    /// Queues an operation for the threads of `node`, the node of its pages in the pool. Takes the first queue if that node has no threads.
     pub fn submit(&self, job: Job, node: Option<u32>) {
         let of_node = |queue: &&Queue| queue.node == node;
         let queue = self.queues.iter().find(of_node).unwrap_or(&self.queues[0]);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Tells a thread that a host does not answer, so that it calls `Fs::resume` until the host answers again.
+/// Wakes a thread when a host does not answer. The thread then calls `Fs::resume` until the host answers again.
 #[derive(Default)]
 pub struct Absences {
     state: Mutex<State>,

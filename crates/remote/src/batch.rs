@@ -38,7 +38,7 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Returns a batch that holds nothing back at first; never, unless it is on.
+    /// Returns a batch with degree 1, which holds nothing back. The degree changes only if `is_on`.
     pub fn new(is_on: bool, now: Time) -> Batch {
         Batch {
             is_on,
@@ -57,7 +57,7 @@ impl Batch {
         self.since.get_or_insert(now);
     }
 
-    /// Sends what waits: something has arrived, was lost, or must not wait.
+    /// Ends the wait of all records: a frame has arrived or was lost, or a record must not wait.
     pub fn release(&mut self) {
         self.since = None;
     }

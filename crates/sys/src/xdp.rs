@@ -18,7 +18,7 @@ use crate::xdp_program::Redirect;
 pub use crate::xdp_program::{Numbers, Selection};
 use crate::xdp_rings::{CHUNK_BYTES, Chunks, HEADROOM_BYTES, Kind, Ring, set_option};
 
-/// Chunks for frames that arrive: of all queues, and of one.
+/// Chunks for frames that arrive: the number that all queues share equally, and the bounds for one queue.
 const RECEIVE_CHUNKS: usize = 4096;
 const RECEIVE_CHUNKS_OF_QUEUE: std::ops::RangeInclusive<usize> = 512..=2048;
 /// Queues that get a socket. Frames of further ones pass on to the kernel.
@@ -46,12 +46,12 @@ pub enum XdpError {
     /// The interface cannot be used at all.
     #[error(transparent)]
     Interface(PacketError),
-    /// The process may not.
+    /// The process lacks a capability.
     #[error(
         "no permission for XDP on {0}: it needs the capabilities CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF; run as root, or choose --link packet"
     )]
     Denied(String),
-    /// The kernel cannot.
+    /// The kernel lacks XDP sockets, or frames of several chunks.
     #[error(
         "this kernel has no XDP sockets that suffice for {interface}: {source}; it must be Linux 6.6 or newer with CONFIG_XDP_SOCKETS and CONFIG_BPF_SYSCALL; choose --link packet"
     )]
@@ -86,7 +86,7 @@ pub enum XdpError {
         "the network interface {0} is a bond, and an XDP socket on it receives nothing; choose --link packet, or name the interfaces that it bundles"
     )]
     Bond(String),
-    /// Another one is there.
+    /// Another XDP program or XDP socket uses the interface.
     #[error(
         "another XDP program or XDP socket uses the network interface {0} (`ip link show {0}`, `bpftool net`); stop it, or choose --link packet"
     )]
@@ -622,6 +622,7 @@ fn is_zero_copy(socket: BorrowedFd<'_>) -> bool {
 }
 
 fn set_send_buffer(socket: BorrowedFd<'_>) -> io::Result<()> {
+    // The kernel doubles the value.
     let value = SEND_BYTES / 2;
     let length = size_of::<i32>() as libc::socklen_t;
     // SAFETY: the pointer and the length are those of `value`.

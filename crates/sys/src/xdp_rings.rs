@@ -209,7 +209,7 @@ impl<T: Entry> Ring<T> {
         unsafe { place.write_unaligned(entry) };
     }
 
-    /// Gives entries that were written to the kernel.
+    /// Gives the kernel the entries that were written.
     pub fn add(&mut self, count: u32) {
         let added = self.counter(self.offsets.producer);
         // Release: the kernel sees the entries and the chunks before it sees their number.
