@@ -36,7 +36,7 @@ mod resume;
 mod seal;
 
 pub(crate) use put_back::PutShardsBack;
-pub(crate) use resume::ResumeShards;
+pub(crate) use resume::{Linked, ResumeShards};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

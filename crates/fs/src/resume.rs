@@ -6,11 +6,11 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use jericho_metadata::shard::{ShardId, ShardSet};
-use jericho_metadata::store::{Requirement, Retired, Store};
+use jericho_metadata::store::{Busy, Requirement, Retired, Store};
 use jericho_metadata::stores;
 
 use crate::absences::Absences;
-use crate::commit::ResumeShards;
+use crate::commit::{Linked, ResumeShards};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
@@ -71,10 +71,10 @@ impl Fs {
         core.suspend_unreadable();
         let mut left = core.suspended();
         while let Some(first) = left.iter().next() {
-            let group = core.linked_with(ShardSet::one(first));
-            let set = group.unwrap_or(ShardSet::one(first));
+            let linked = core.linked_with(ShardSet::one(first));
+            let set = linked.as_ref().map_or(ShardSet::one(first), |one| one.set);
             left = left.iter().filter(|shard| !set.contains(*shard)).collect();
-            match group.map_or(Err(Wait::Later), |set| self.resume_group(set)) {
+            match linked.map_or(Err(Wait::Later), |linked| self.resume_group(&linked)) {
                 Ok(()) => {
                     let slices = set.iter().flat_map(|id| {
                         core.shards
@@ -95,10 +95,12 @@ impl Fs {
         resumed
     }
 
-    /// Takes shards into use again whose sealed batches are linked.
-    fn resume_group(&self, set: ShardSet) -> Outcome<()> {
-        let core = &self.core;
-        let devices = core.devices_of(set);
+    /// Takes shards into use again that can only return together.
+    fn resume_group(&self, linked: &Linked) -> Outcome<()> {
+        let (core, set) = (&self.core, linked.set);
+        // Also those that the next commits flush. Otherwise they would suspend the shards again at once.
+        let needed: ShardSet = set.iter().chain(linked.data.iter()).collect();
+        let devices = core.devices_of(needed);
         let is_away = |index: &u16| {
             let device = &core.volume.devices()[usize::from(*index)];
             device.is_silent() || device.has_abandoned()
@@ -115,12 +117,17 @@ impl Fs {
         if devices.iter().any(is_away) {
             return Err(Wait::Later);
         }
-        let superblocks = core.volume.superblocks();
-        // Before a store is opened, which takes its chunks and its length from memory.
-        let written = superblocks.update(&devices, |_| {});
-        written.map_err(|error| Wait::from(Error::from(error)))?;
-        let recovered = core.recover_suspended(set)?;
-        let durable = durable_batches(&recovered, &retired)?;
+        // Each other store has not failed itself. It stays in use, and its next commit is as any other.
+        let failed: ShardSet = retired.iter().map(|(shard, _)| *shard).collect();
+        let mut recovered = Vec::new();
+        if !retired.is_empty() {
+            let superblocks = core.volume.superblocks();
+            // Before a store is opened, which takes its chunks and its length from memory.
+            let written = superblocks.update(&core.devices_of(failed), |_| {});
+            written.map_err(|error| Wait::from(Error::from(error)))?;
+            recovered = core.recover_suspended(failed)?;
+        }
+        let durable = durable_batches(&recovered, &retired, &linked.groups)?;
         let mut recovered = Some(recovered);
         let publish = |recovered: &mut Option<Vec<Recovered>>| {
             for one in recovered.take().into_iter().flatten() {
@@ -136,9 +143,9 @@ impl Fs {
             if *closing {
                 return Err(Wait::Later);
             }
-            match core.resume_shards(set, durable, || publish(&mut recovered)) {
+            match core.resume_shards(set, (failed, durable), || publish(&mut recovered)) {
                 ResumeShards::Done => return Ok(()),
-                ResumeShards::Ended => {
+                ResumeShards::Failed => {
                     core.check_suspended(set)?;
                     return Err(Wait::Later);
                 }
@@ -150,19 +157,24 @@ impl Fs {
     }
 }
 
-/// Returns the shards whose sealed batch is in the recovered store.
-fn durable_batches(recovered: &[Recovered], retired: &[Retired]) -> Outcome<ShardSet> {
-    let mut durable = ShardSet::default();
-    let mut is_any_lost = false;
-    for (one, retired) in recovered.iter().zip(retired) {
+/// Returns the shards whose sealed batch is in the recovered store. `groups`: those whose sealed batches are linked.
+fn durable_batches(
+    recovered: &[Recovered],
+    retired: &[(ShardId, Retired)],
+    groups: &[ShardSet],
+) -> Outcome<ShardSet> {
+    let (mut durable, mut lost) = (ShardSet::default(), ShardSet::default());
+    for (one, (_, retired)) in recovered.iter().zip(retired) {
         match one.store.has_attempted(retired, one.shard.index() as u16)? {
             Some(true) => durable.insert(one.shard),
-            Some(false) => is_any_lost = true,
+            Some(false) => lost.insert(one.shard),
             None => {}
         }
     }
-    // They are one group, of which a recovery keeps all batches or none.
-    if is_any_lost && durable != ShardSet::default() {
+    // A recovery keeps all batches of a group or none.
+    let has_any = |group: &ShardSet, of: ShardSet| group.iter().any(|shard| of.contains(shard));
+    let is_torn = |group: &ShardSet| has_any(group, durable) && has_any(group, lost);
+    if groups.iter().any(is_torn) {
         let what = "a part of an operation in several slices is missing";
         return Err(Wait::NeedsMount(Error::Journal(what.into())));
     }
@@ -199,11 +211,21 @@ impl Core {
         Ok(suspension)
     }
 
-    /// Takes the old stores of shards out of use. Returns what they tell of their batches, in the order of the shards.
-    fn retire(&self, set: ShardSet, suspension: &Error) -> Outcome<Vec<Retired>> {
-        let retire = || -> Result<Option<Vec<Retired>>> {
-            let shards = self.shards.of_set(set);
-            shards.map(|shard| shard.store.retire(suspension)).collect()
+    /// Takes the old stores of those shards out of use whose stores have failed, because their host did not answer. Returns what they tell of their batches, in
+    /// the order of the shards. A shard may be suspended without that: because of a linked one, or because a flush of data has failed.
+    fn retire(&self, set: ShardSet, suspension: &Error) -> Outcome<Vec<(ShardId, Retired)>> {
+        let retire = || -> Result<Option<Vec<(ShardId, Retired)>>> {
+            let mut retired = Vec::new();
+            for (id, shard) in set.iter().zip(self.shards.of_set(set)) {
+                match shard.store.suspension() {
+                    Some(_) => match shard.store.retire(suspension)? {
+                        Some(one) => retired.push((id, one)),
+                        None => return Ok(None),
+                    },
+                    None => shard.store.check()?,
+                }
+            }
+            Ok(Some(retired))
         };
         let retired = self.between_commits(set, retire).ok_or(Wait::Later)?;
         match retired {
@@ -217,18 +239,22 @@ impl Core {
         let (volume, map) = (&self.volume, self.shards.map());
         let memory = self.options.store_cache_bytes / map.count();
         let numbers: Vec<usize> = set.iter().map(ShardId::index).collect();
-        let is_unknown = Cell::new(false);
+        let may_tell_later = Cell::new(false);
         let others_have = |required: &Requirement| {
             let shard = self.shards.iter().nth(required.store.into())?;
+            // A store that is suspended, too, tells it after its return. Any other one has no more to tell.
             let has = shard.store.has_now(required);
-            // The other store may be in use by a thread, or suspended, too.
-            let may_tell_later = !shard.store.is_absent() && !shard.commits.has_ended();
-            is_unknown.set(is_unknown.get() || has.is_none() && may_tell_later);
-            has
+            let is_certain = match has {
+                Ok(None) => shard.store.suspension().is_none(),
+                Ok(Some(_)) => true,
+                Err(Busy) => false,
+            };
+            may_tell_later.set(may_tell_later.get() || !is_certain);
+            has.ok().flatten()
         };
         let devices = volume.devices();
         let stores = stores::open_returned(volume, devices, memory, &numbers, &others_have);
-        let stores = stores.map_err(|error| match is_unknown.get() {
+        let stores = stores.map_err(|error| match may_tell_later.get() {
             true => Wait::Later,
             false => Wait::from(error),
         })?;

@@ -4,8 +4,9 @@
 mod domain;
 mod mount;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 
 use jericho_fs::types::{Ino, ROOT};
 use jericho_fs::{File, Result, Resumed};
@@ -27,6 +28,8 @@ struct Host {
     counts_reads: AtomicBool,
     /// A change that failed may still reach the device.
     has_abandoned: AtomicBool,
+    /// Before it goes away, it sends through the first and waits for the second.
+    pause: Mutex<Option<(Sender<()>, Receiver<()>)>>,
 }
 
 impl Host {
@@ -38,6 +41,7 @@ impl Host {
             executes_last: AtomicBool::new(false),
             counts_reads: AtomicBool::new(false),
             has_abandoned: AtomicBool::new(false),
+            pause: Mutex::default(),
         })
     }
 
@@ -87,6 +91,10 @@ impl Far {
         }
         let number = host.changes.fetch_add(1, Ordering::SeqCst) + 1;
         if number == host.goes_at.load(Ordering::SeqCst) {
+            if let Some((at, go)) = host.pause.lock().unwrap().take() {
+                at.send(()).unwrap();
+                go.recv().unwrap();
+            }
             host.goes();
             if host.executes_last.load(Ordering::SeqCst) {
                 change()?;
@@ -635,7 +643,7 @@ fn a_slice_whose_operation_also_changed_the_slice_of_an_absent_host_waits_for_th
     // The data is synced without a commit, and the flush fails: no batch is sealed.
     mounted.write(&file, &pattern(3, BYTES)).unwrap();
     host.goes_at(2, false);
-    let (sender, receiver) = std::sync::mpsc::channel();
+    let (sender, receiver) = channel();
     let done = Box::new(move |result| sender.send(result).unwrap());
     mounted.fs.fsync_blocking(&file, true, done);
     fails_with(EIO, receiver.recv().unwrap());
@@ -686,4 +694,108 @@ fn what_changes_while_the_host_is_away_is_not_taken_for_a_part_of_the_batch_that
             mounted.fs.close().unwrap();
         }
     }
+}
+
+/// Makes the data on a device's slice durable without a batch, as far as the device takes it.
+fn write_back(mounted: &Mounted, slice: usize) {
+    let (sender, receiver) = channel();
+    mounted.slices[slice].sync_all(Box::new(move |result| sender.send(result).unwrap()));
+    receiver.recv().unwrap().unwrap();
+}
+
+#[test]
+fn a_slice_whose_next_batch_needs_the_data_on_the_device_of_an_absent_host_waits_for_the_host() {
+    for is_linked in [false, true] {
+        let set = filled(false);
+        let (mounted, host) = mount_far(&set);
+        let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+        let near = mounted.synced(x, "near", 5).unwrap();
+        // It has had blocks on the far device.
+        for slice in [1, 0] {
+            mounted.fs.move_to(near.ino(), slice).unwrap();
+            mounted.fsync(&near).unwrap();
+        }
+        let far = mounted.synced(y, "far", 6).unwrap();
+        mounted.fs.checkpoint().unwrap();
+        if is_linked {
+            mounted.fs.rename(x, b"old", y, b"moved", 0).unwrap();
+            mounted.fs.commit().unwrap();
+        }
+        // Data that no flush has made durable.
+        mounted.write(&far, &pattern(7, BYTES)).unwrap();
+        write_back(&mounted, 1);
+        mounted.write(&near, &pattern(8, BYTES)).unwrap();
+        host.goes();
+        fails_with(EIO, mounted.fsync(&near));
+        // More often than a journal knows its earlier incarnations.
+        for _ in 0..100 {
+            assert_eq!(mounted.fs.resume(), waiting());
+            fails_with(EIO, mounted.fs.commit());
+        }
+        host.answers();
+        assert_eq!(mounted.fs.resume(), back(&[0, 1]));
+        mounted.fsync(&near).unwrap();
+        mounted.fsync(&far).unwrap();
+        let mut reported = Reported::default();
+        reported.note(x, "near", 8);
+        reported.note(y, "far", 7);
+        if is_linked {
+            reported.note(y, "moved", 0);
+        }
+        check_after_crash(&set, 1, &reported);
+        mounted.synced(y, "new", 9).unwrap();
+        mounted.fs.close().unwrap();
+        drop((near, far, mounted));
+        assert_sound(&set);
+    }
+}
+
+#[test]
+fn batches_of_two_hosts_that_no_operation_has_linked_are_judged_one_by_one() {
+    let set = filled_three(false);
+    let hosts = [Host::new(), Host::new()];
+    let mut devices = set.as_devices();
+    for (device, host) in devices[1..].iter_mut().zip(&hosts) {
+        *device = Arc::new(Far(device.clone(), host.clone()));
+    }
+    let mounted = try_mount(devices).unwrap();
+    let (y, z) = (mounted.dir("y"), mounted.dir("z"));
+    let first = mounted.create(y, "first").unwrap();
+    let second = mounted.create(z, "second").unwrap();
+    mounted.write(&first, &pattern(1, BYTES)).unwrap();
+    mounted.write(&second, &pattern(2, BYTES)).unwrap();
+    let (at, arrived) = channel();
+    let pause = |(host, executes_last): (&Arc<Host>, bool)| {
+        let (go, goes) = channel();
+        *host.pause.lock().unwrap() = Some((at.clone(), goes));
+        host.goes_at(1, executes_last);
+        go
+    };
+    // One of the batches reaches its device.
+    let gos: Vec<_> = hosts.iter().zip([true, false]).map(pause).collect();
+    std::thread::scope(|scope| {
+        let syncs = [&first, &second].map(|file| scope.spawn(|| mounted.fsync(file)));
+        (0..2).for_each(|_| arrived.recv().unwrap());
+        // The next batches are linked.
+        mounted.fs.rename(y, b"old", z, b"moved", 0).unwrap();
+        gos.iter().for_each(|go| go.send(()).unwrap());
+        for sync in syncs {
+            fails_with(EIO, sync.join().unwrap());
+        }
+    });
+    assert_eq!(mounted.fs.resume(), waiting());
+    hosts.iter().for_each(|host| host.answers());
+    assert_eq!(mounted.fs.resume(), back(&[1, 2]));
+    mounted.fsync(&first).unwrap();
+    mounted.fsync(&second).unwrap();
+    let mut reported = Reported::default();
+    reported.note(y, "first", 1);
+    reported.note(z, "second", 2);
+    check_after_crash(&set, 1, &reported);
+    mounted.fs.commit().unwrap();
+    reported.note(z, "moved", 1);
+    check_after_crash(&set, 2, &reported);
+    mounted.fs.close().unwrap();
+    drop((first, second, mounted));
+    assert_sound(&set);
 }

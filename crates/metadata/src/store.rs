@@ -44,6 +44,7 @@ pub use self::payload::Requirement;
 pub use self::prepared::Prepared;
 pub use self::records::{Block, Change, Entry, Extent, Image, InodeRecord, weight_of};
 use self::region::Region;
+pub use self::retire::Busy;
 use self::room::Room;
 use self::tables::{ReadError, Table};
 use self::view::{Snapshot, View};

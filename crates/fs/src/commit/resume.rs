@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use jericho_metadata::shard::ShardSet;
+use jericho_metadata::shard::{ShardId, ShardSet};
 
 use super::group::became_durable;
 use super::put_back::LOCK_WAIT;
@@ -15,8 +15,27 @@ pub enum ResumeShards {
     Done,
     /// Nothing: a thread keeps a lock. Try again later.
     NotNow,
-    /// Nothing: the changes of a shard have ended until the next mount.
-    Ended,
+    /// Nothing: a shard has failed meanwhile, or its changes have ended until the next mount.
+    Failed,
+}
+
+/// Suspended shards that can only return together.
+#[derive(Clone)]
+pub struct Linked {
+    pub set: ShardSet,
+    /// The shards with data that the sealed batches describe, besides these. The next commits flush their devices.
+    pub data: ShardSet,
+    /// The shards whose sealed batches are linked with each other: after a crash a group has all of them or none.
+    pub groups: Vec<ShardSet>,
+}
+
+impl Linked {
+    fn add_group(&mut self, mut group: ShardSet) {
+        let touches = |other: &mut ShardSet| other.iter().any(|shard| group.contains(shard));
+        let others: Vec<ShardSet> = self.groups.extract_if(.., touches).collect();
+        others.into_iter().for_each(|other| group.extend(other));
+        self.groups.push(group);
+    }
 }
 
 impl Core {
@@ -33,17 +52,26 @@ impl Core {
 
     /// Returns these shards and those whose sealed batches are linked with theirs, and the suspended ones whose current batches are: they could commit
     /// nothing alone. Returns `None` if a thread keeps a sealed batch.
-    pub fn linked_with(&self, mut set: ShardSet) -> Option<ShardSet> {
+    pub fn linked_with(&self, mut set: ShardSet) -> Option<Linked> {
         loop {
             let mut larger = set;
+            let mut linked = Linked {
+                set,
+                data: ShardSet::default(),
+                groups: Vec::new(),
+            };
             for (id, cut) in self.lock_cuts(set, Instant::now() + LOCK_WAIT)? {
-                larger.extend(cut.links);
+                let mut group = cut.links;
+                group.insert(id);
+                linked.add_group(group);
+                linked.data.extend(cut.data);
+                larger.extend(group);
                 let links = self.shards.get(id).commits.batch.lock().links;
                 let suspended = self.suspended();
                 larger.extend(links.iter().filter(|id| suspended.contains(*id)).collect());
             }
             if set.contains_all(&larger) {
-                return Some(set);
+                return Some(linked);
             }
             set.extend(larger);
         }
@@ -57,22 +85,23 @@ impl Core {
 
     /// Calls `publish`, which gives these suspended shards their recovered stores. Then takes note that the sealed batches of the shards `durable` are in
     /// the stores, opens the space of the slices, and lets the shards take changes. Meanwhile no operation holds a gate and no thread seals or
-    /// commits a batch of the shards.
+    /// commits a batch of the shards. `recovered`: the shards that get a store. The others keep theirs.
     pub fn resume_shards(
         &self,
         set: ShardSet,
-        durable: ShardSet,
+        (recovered, durable): (ShardSet, ShardSet),
         publish: impl FnOnce(),
     ) -> ResumeShards {
         let Some(mut locks) = self.lock_shards(set, Instant::now() + LOCK_WAIT) else {
             return ResumeShards::NotNow;
         };
-        if self
-            .shards
-            .of_set(set)
-            .any(|shard| shard.commits.has_ended())
-        {
-            return ResumeShards::Ended;
+        let has_failed = |id: ShardId| {
+            let shard = self.shards.get(id);
+            let needs_return = !recovered.contains(id) && shard.store.suspension().is_some();
+            needs_return || shard.commits.has_ended()
+        };
+        if set.iter().any(has_failed) {
+            return ResumeShards::Failed;
         }
         publish();
         let cuts = locks.cuts.iter_mut();

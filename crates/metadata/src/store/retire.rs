@@ -18,6 +18,10 @@ use crate::error::{Error, Result};
 /// Longest time that a thread waits for the writer of a store that it retires.
 const LOCK_WAIT: Duration = Duration::from_millis(100);
 
+/// Another thread keeps a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Busy;
+
 impl Store {
     /// Returns whether this recovered store has the batch whose append has failed in the retired one. `None`: no append has failed. Fails if
     /// it does not have all batches before. `number` is that of the store.
@@ -117,9 +121,14 @@ impl Store {
     }
 
     /// Returns whether this store has a batch that another store requires: it was durable before the last mount or return, or the store has appended it
-    /// since. No batch of the store is being committed. Returns `None` if that is not known, or if another thread keeps the store.
-    pub fn has_now(&self, required: &Requirement) -> Option<bool> {
-        let log = self.log.try_lock_until(Instant::now() + LOCK_WAIT)?;
+    /// since. No batch of the store is being committed. Returns `None` if that is not known.
+    pub fn has_now(&self, required: &Requirement) -> std::result::Result<Option<bool>, Busy> {
+        let log = self.log.try_lock_until(Instant::now() + LOCK_WAIT);
+        Ok(self.knows_of(required, &*log.ok_or(Busy)?))
+    }
+
+    /// Does the same as `has_now`. The caller holds the log.
+    fn knows_of(&self, required: &Requirement, log: &Log) -> Option<bool> {
         if required.incarnation == IN_REDB {
             return match self.had(required) {
                 Some(true) => Some(true),
@@ -128,7 +137,7 @@ impl Store {
         }
         let known = match self.retired.get() {
             Some(_) => *self.left.lock(),
-            None => self.knows(&log),
+            None => self.knows(log),
         };
         match known.end() {
             Some(end) if end.incarnation == required.incarnation => {
