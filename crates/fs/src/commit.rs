@@ -38,6 +38,8 @@ mod seal;
 pub(crate) use put_back::PutShardsBack;
 pub(crate) use resume::{Linked, ResumeShards};
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -110,8 +112,19 @@ struct Batch {
     dead: Vec<Arc<Inode>>,
     /// Inodes of which the last batch had a part only, or nothing. Those that had their turn last are at the end.
     left: Vec<Left>,
+    /// Inodes whose changes no batch can have while a host is away. They add nothing to the weight.
+    parked: BTreeMap<Ino, Parked>,
     /// The shards whose batches must become durable together with this one.
     links: ShardSet,
+}
+
+/// An inode with changes of blocks in a suspended shard, or one to be removed with such blocks.
+struct Parked {
+    inode: Arc<Inode>,
+    /// It is being removed.
+    is_dead: bool,
+    /// The shards that the changes need.
+    data: ShardSet,
 }
 
 /// An inode whose changes, or whose removal, several batches take.
@@ -445,6 +458,31 @@ impl Commits {
         match hurry {
             true => self.hurry(),
             false => self.try_later(),
+        }
+    }
+
+    /// Keeps an inode until no shard that it needs is suspended. A batch tries earlier if a caller waits for the inode, or its attributes change.
+    fn park(&self, parked: Parked) {
+        let mut batch = self.batch.lock();
+        if !parked.is_dead {
+            // So a sync finds that it is not durable.
+            parked.inode.dirty.store(true, Ordering::Release);
+        }
+        match batch.parked.entry(parked.inode.ino) {
+            Entry::Occupied(mut entry) => {
+                let entry = entry.get_mut();
+                entry.is_dead |= parked.is_dead;
+                entry.data.extend(parked.data);
+            }
+            Entry::Vacant(entry) => drop(entry.insert(parked)),
+        }
+    }
+
+    /// Has a batch try the parked inodes, if there are any: a shard takes changes again.
+    fn try_parked(&self) {
+        let is_empty = self.batch.lock().parked.is_empty();
+        if !is_empty {
+            self.try_later();
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use jericho_fs::types::{Ino, ROOT};
+use jericho_fs::types::{Ino, ROOT, SetAttr};
 use jericho_fs::{File, Result, Resumed};
 use jericho_sim::{DeviceSet, FaultPlan, Operation};
 use jericho_storage::{Cause, Device, IoError, Layer};
@@ -797,5 +797,73 @@ fn batches_of_two_hosts_that_no_operation_has_linked_are_judged_one_by_one() {
     check_after_crash(&set, 2, &reported);
     mounted.fs.close().unwrap();
     drop((first, second, mounted));
+    assert_sound(&set);
+}
+
+#[test]
+fn many_files_that_wait_for_an_absent_host_do_not_hold_up_their_own_slice() {
+    /// More than a batch of the least memory takes.
+    const FILES: usize = 2100;
+    let set = filled(false);
+    let (mounted, host) = mount_far_with(&set, 1 << 20);
+    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+    let name = |number: usize| format!("n{number}");
+    let mut files: Vec<_> = (0..FILES)
+        .map(|number| {
+            let file = mounted.create(x, &name(number)).unwrap();
+            mounted.fs.move_to(file.ino(), 1).unwrap();
+            mounted.write(&file, &[number as u8; 4096]).unwrap();
+            file
+        })
+        .collect();
+    mounted.fs.sync_all().unwrap();
+    let contents = |number: usize| [(number + 1) as u8; 4096];
+    for (number, file) in files.iter().enumerate() {
+        mounted.write(file, &contents(number)).unwrap();
+    }
+    let open = suspended(&mounted, &host);
+    for file in &files {
+        mounted.fs.fallocate(file, 1, 4096, 4096).unwrap();
+    }
+    // Some are removed.
+    for (number, file) in files.drain(..FILES / 4).enumerate() {
+        mounted.fs.unlink(x, name(number).as_bytes()).unwrap();
+        mounted.fs.close_file(&file);
+        mounted.fs.forget(file.ino(), 1);
+    }
+    for round in 0..5 {
+        fails_with(EIO, mounted.fs.commit());
+        assert!(!mounted.fs.is_behind());
+        mounted.synced(x, &format!("new{round}"), round).unwrap();
+    }
+    // A change of attributes goes into a batch, and a sync of the contents fails.
+    let some = files[0].clone();
+    let mode = SetAttr {
+        perm: Some(0o600),
+        ..SetAttr::default()
+    };
+    mounted.fs.setattr(some.ino(), mode, mount::CALLER).unwrap();
+    fails_with(EIO, mounted.fsync(&some));
+    fails_with(EIO, mounted.fs.commit());
+    let crashed = try_mount(set.crash(1).as_devices()).unwrap();
+    let found = crashed.fs.lookup(x, name(FILES / 4).as_bytes()).unwrap();
+    assert_eq!(found.perm, 0o600);
+    crashed.fs.close().unwrap();
+    host.answers();
+    assert_eq!(mounted.fs.resume(), back(&[1]));
+    mounted.fs.sync_all().unwrap();
+    mounted.fsync(&open).unwrap();
+    let crashed = set.crash(2);
+    assert_sound(&crashed);
+    let again = try_mount(crashed.as_devices()).unwrap();
+    for number in FILES / 4..FILES {
+        let found = again.contents(x, &name(number)).unwrap();
+        assert_eq!(found[..4096], contents(number), "{number}");
+    }
+    fails_with(2, again.fs.lookup(x, b"n0"));
+    again.fs.close().unwrap();
+    mounted.synced(y, "end", 1).unwrap();
+    mounted.fs.close().unwrap();
+    drop((files, some, open, mounted));
     assert_sound(&set);
 }

@@ -83,5 +83,6 @@ fn is_empty(batch: &Batch) -> bool {
         && batch.dirty.is_empty()
         && batch.dead.is_empty()
         && batch.left.is_empty()
+        && batch.parked.is_empty()
         && batch.links == ShardSet::default()
 }

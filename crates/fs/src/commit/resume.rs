@@ -119,6 +119,8 @@ impl Core {
             shard.commits.try_later();
         }
         drop(locks);
+        // Those of other shards may have waited for these.
+        self.shards.iter().for_each(|one| one.commits.try_parked());
         // A thread that needs no lock may have found a failure before the space was open, and closed nothing.
         self.close_failed_slices();
         ResumeShards::Done

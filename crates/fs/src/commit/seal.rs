@@ -9,6 +9,7 @@
 //! A batch takes a bounded number of changes of extents (`Share`). An inode that has more is in several batches, one right after the
 //! other. A removed one is an orphan meanwhile, so a mount after a crash goes on with its removal.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -20,7 +21,7 @@ use jericho_metadata::store::Change;
 use parking_lot::RwLockWriteGuard;
 
 use super::group::{Group, take_lost};
-use super::{Batch, Cut, Left, Needs, Waiter};
+use super::{Batch, Commits, Cut, Left, Needs, Parked, Waiter};
 use crate::core::Core;
 use crate::data::extents::Map;
 use crate::data::share::Share;
@@ -34,6 +35,8 @@ pub(super) fn seal<'a>(core: &'a Core, first: ShardId, waiters: &mut Vec<Waiter>
     let mut set = ShardSet::one(first);
     let mut lost = Vec::new();
     let (mut is_kept, mut sealed) = (false, ShardSet::default());
+    let asked = waiters.iter().filter_map(|waiter| waiter.inode.as_ref());
+    let asked: BTreeSet<Ino> = asked.map(|inode| inode.ino).collect();
     // Each further round has more shards.
     loop {
         let mut group = Group::lock(core, set);
@@ -52,7 +55,7 @@ pub(super) fn seal<'a>(core: &'a Core, first: ShardId, waiters: &mut Vec<Waiter>
         let is_old = |id: ShardId, cut: &Cut| !sealed.contains(id) && !cut.changes.is_empty();
         is_kept |= group.cuts.iter().any(|(id, cut)| is_old(*id, cut));
         sealed.extend(set);
-        let (mut held, untouched) = Sealing::new(&mut group).run();
+        let (mut held, untouched) = Sealing::new(&mut group, &asked).run();
         drop(gates);
         let mut later = Later::of(core, first, &held);
         // Before the others, so that they have their turn first.
@@ -115,7 +118,7 @@ struct Held {
     left_since: Option<u64>,
     /// The batch took some of its changes of extents.
     had_turn: bool,
-    /// The shards that the inode's later changes need.
+    /// The shards that the inode's later changes need. Those of changes that are lost, or have only a part in the batch.
     data: ShardSet,
 }
 
@@ -148,12 +151,17 @@ impl Held {
         let commits = core.commits_of(self.inode.ino);
         if self.lost.as_ref().is_some_and(Error::is_unreachable) && !commits.has_ended() {
             // A later batch may have it. Without a link, which would suspend the changes of the inode's own shard.
-            match self.is_dead {
-                true => {
-                    core.leaving.remove(&[self.inode.ino]);
-                    commits.push_dead(self.inode.clone());
-                }
-                false => core.mark_dirty(&self.inode),
+            if self.is_dead {
+                core.leaving.remove(&[self.inode.ino]);
+            }
+            commits.park(Parked {
+                inode: self.inode.clone(),
+                is_dead: self.is_dead,
+                data: self.data,
+            });
+            if !is_suspended(core, self.data) {
+                // The shard has come back meanwhile, and `try_parked` may not have seen the inode.
+                commits.try_later();
             }
             return ShardSet::default();
         }
@@ -209,6 +217,17 @@ fn wait_for_turn(core: &Core, shard: ShardId, left: Vec<Left>, is_kept: bool) {
     commits.push_left(left, !is_kept);
 }
 
+/// Returns the failure that ended the changes of one of these shards, if there is one.
+fn failure_of(core: &Core, set: ShardSet) -> Option<Error> {
+    let mut shards = core.shards.of_set(set);
+    shards.find_map(|shard| shard.commits.failure().err())
+}
+
+/// Returns whether a batch can have no changes of blocks in these shards, but may later.
+fn is_suspended(core: &Core, set: ShardSet) -> bool {
+    failure_of(core, set).is_some_and(|failure| failure.is_unreachable())
+}
+
 /// What a batch of one shard has left for later ones.
 struct Later {
     /// The files that are not removed.
@@ -260,16 +279,19 @@ struct Shares {
 struct Sealing<'s, 'a> {
     core: &'a Core,
     group: &'s mut Group<'a>,
+    /// The inodes for which callers wait.
+    asked: &'s BTreeSet<Ino>,
     held: Vec<Held>,
     /// By shard, the inodes for whose changes the shares of its batch did not suffice.
     untouched: Vec<(ShardId, Vec<Left>)>,
 }
 
 impl<'s, 'a> Sealing<'s, 'a> {
-    fn new(group: &'s mut Group<'a>) -> Sealing<'s, 'a> {
+    fn new(group: &'s mut Group<'a>, asked: &'s BTreeSet<Ino>) -> Sealing<'s, 'a> {
         Sealing {
             core: group.core,
             group,
+            asked,
             held: Vec::new(),
             untouched: Vec::new(),
         }
@@ -353,9 +375,9 @@ impl<'s, 'a> Sealing<'s, 'a> {
 
     /// Takes the current batch of a shard, and gives the next one its number.
     fn begin(&mut self, at: usize) -> Batch {
-        let (id, cut) = &mut self.group.cuts[at];
-        let commits = &self.core.shards.get(*id).commits;
-        let mut batch = std::mem::take(&mut *commits.batch.lock());
+        let commits = &self.core.shards.get(self.group.cuts[at].0).commits;
+        let mut batch = self.take_batch(commits);
+        let cut = &mut self.group.cuts[at].1;
         commits.weight.store(0, Ordering::Relaxed);
         commits.removals.store(0, Ordering::Relaxed);
         commits.waiting.store(0, Ordering::Relaxed);
@@ -365,6 +387,33 @@ impl<'s, 'a> Sealing<'s, 'a> {
         cut.xattrs.append(&mut batch.xattrs);
         // All shards of the group, also those that only another batch names: if there is no room, the batches stay together.
         cut.links.extend(self.group.set);
+        batch
+    }
+
+    /// Takes the current batch of a shard, with those parked inodes that need no suspended shard any more. Takes a bounded number of them at once.
+    fn take_batch(&self, commits: &Commits) -> Batch {
+        let mut current = commits.batch.lock();
+        let mut batch = std::mem::take(&mut *current);
+        let mut room = commits.full_at;
+        let mut are_more = false;
+        for (ino, parked) in std::mem::take(&mut batch.parked) {
+            let is_touched = !parked.is_dead && parked.inode.touched.load(Ordering::Acquire);
+            let is_free = !is_suspended(self.core, parked.data);
+            are_more |= is_free && room == 0;
+            if is_touched || self.asked.contains(&ino) || is_free && room > 0 {
+                room = room.saturating_sub(1);
+                match parked.is_dead {
+                    true => batch.dead.push(parked.inode),
+                    false => batch.dirty.push(parked.inode),
+                }
+            } else {
+                current.parked.insert(ino, parked);
+            }
+        }
+        drop(current);
+        if are_more {
+            commits.hurry();
+        }
         batch
     }
 
@@ -404,8 +453,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
 
     /// Returns the failure that ended the changes of one of these shards, if there is one.
     fn failure_of(&self, set: ShardSet) -> Option<Error> {
-        let mut shards = self.core.shards.of_set(set);
-        shards.find_map(|shard| shard.commits.failure().err())
+        failure_of(self.core, set)
     }
 
     fn cut(&mut self, at: usize) -> &mut Cut {
@@ -498,15 +546,14 @@ impl<'s, 'a> Sealing<'s, 'a> {
         file: &File,
         share: &mut Share,
     ) -> (u64, Option<Held>) {
-        let as_it_was = |strays, lost| {
-            let held = Held::whole(inode.clone(), false, strays, lost);
-            (meta.committed_size, Some(held))
-        };
         if meta.dead || file.is_in_truncation() {
             self.hold_images(inode.ino, true);
             return match meta.dead {
                 true => (meta.committed_size, None),
-                false => as_it_was(ShardSet::default(), None),
+                false => {
+                    let held = Held::whole(inode.clone(), false, ShardSet::default(), None);
+                    (meta.committed_size, Some(held))
+                }
             };
         }
         // After a truncation since the last batch, the committed size counts bytes that are gone. `synced_size` does not.
@@ -535,7 +582,8 @@ impl<'s, 'a> Sealing<'s, 'a> {
                 map.end_replacement();
             }
             self.hold_images(inode.ino, true);
-            return as_it_was(strays, lost);
+            let held = Held::whole(inode.clone(), false, strays, lost);
+            return (meta.committed_size, Some(Held { data, ..held }));
         }
         if !map.has_changes() {
             map.nothing_left();
@@ -606,9 +654,9 @@ impl<'s, 'a> Sealing<'s, 'a> {
             self.hold_images(ino, strays != ShardSet::default() || !steps.is_all);
             if strays != ShardSet::default() {
                 let lost = self.failure_of(strays);
-                return self
-                    .held
-                    .push(Held::whole(inode.clone(), true, strays, lost));
+                let held = Held::whole(inode.clone(), true, strays, lost);
+                let data = strays;
+                return self.held.push(Held { data, ..held });
             }
             let is_all = steps.is_all;
             let allocator = &self.core.allocator;
