@@ -356,10 +356,13 @@ impl Commits {
     /// Ends all changes of the shard after an error, or suspends them if the host of a device does not answer. Returns false, without effect,
     /// if they had ended already, or were suspended and still are.
     pub fn end_changes(&self, error: &Error) -> bool {
-        if !error.note_in(&mut self.failed.lock()) {
+        let mut failed = self.failed.lock();
+        if !error.note_in(&mut failed) {
             return false;
         }
+        // Under the lock, so that the two agree, also if `put_back` runs meanwhile.
         self.is_failed.store(true, Ordering::Release);
+        drop(failed);
         let _control = self.control.lock();
         self.room.notify_all();
         true
@@ -370,10 +373,16 @@ impl Commits {
         self.end_changes(&error);
     }
 
-    /// Takes changes again: the device has come back, and the store is recovered. The gate is closed and the cut locked.
-    fn put_back(&self) {
-        *self.failed.lock() = None;
-        self.is_failed.store(false, Ordering::Release);
+    /// Takes changes again: the device has come back, and the store is recovered. The gate is closed and the cut locked. Returns false, without effect, if
+    /// a failure has ended the changes that is not over.
+    fn put_back(&self, is_over: impl FnOnce(&Error) -> bool) -> bool {
+        let mut failed = self.failed.lock();
+        let is_over = failed.as_ref().is_none_or(is_over);
+        if is_over {
+            *failed = None;
+            self.is_failed.store(false, Ordering::Release);
+        }
+        is_over
     }
 
     /// Has operations that remove names in the shard wait, as if very many removed files waited there, until the next batch is sealed.

@@ -7,6 +7,8 @@ use parking_lot::{MutexGuard, RwLockWriteGuard};
 
 use super::{Batch, Cut};
 use crate::core::Core;
+use crate::error::Error;
+use crate::shards::Shard;
 
 /// Longest time that a thread waits for all locks. Other threads wait meanwhile for the locks that it has.
 pub(super) const LOCK_WAIT: Duration = Duration::from_millis(100);
@@ -43,10 +45,18 @@ impl Core {
             let batch = self.shards.get(*id).commits.batch.lock();
             set.contains(*id) && !(is_empty(&batch) && cut.changes.is_empty())
         };
+        // Of the missing device. It is the only failure that ends with the return.
+        let missing = |shard: &Shard| shard.store.check().err().map(|error| error.to_string());
+        let missing: Vec<_> = self.shards.of_set(set).map(missing).collect();
         if locks.cuts.iter().any(has_changes) || !put_back() {
             return PutShardsBack::Refused;
         }
-        (self.shards.of_set(set)).for_each(|shard| shard.commits.put_back());
+        for (shard, missing) in self.shards.of_set(set).zip(missing) {
+            let is_over = |error: &Error| missing == Some(error.to_string());
+            if !shard.commits.put_back(is_over) {
+                return PutShardsBack::Refused;
+            }
+        }
         let slices = 0..self.slice_count();
         slices
             .filter(|slice| set.contains(self.shards.map().of_slice(*slice)))

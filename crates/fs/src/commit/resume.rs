@@ -7,6 +7,7 @@ use jericho_metadata::shard::{ShardId, ShardSet};
 use super::group::became_durable;
 use super::put_back::LOCK_WAIT;
 use crate::core::Core;
+use crate::error::Error;
 
 /// What `Core::resume_shards` has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +114,12 @@ impl Core {
             for slice in self.shards.slices_of(id, self.slice_count()) {
                 self.allocator.reopen(slice);
             }
-            shard.commits.put_back();
+            if !shard.commits.put_back(Error::is_unreachable) {
+                // It came since the question above. The others are linked.
+                let failure = shard.commits.failure();
+                let _ = failure.map_err(|error| self.end_changes(set, &error));
+                return ResumeShards::Failed;
+            }
             shard.checkpoints.note(shard.store.checkpoint_need());
             // Commits what has waited.
             shard.commits.try_later();
