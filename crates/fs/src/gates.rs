@@ -104,12 +104,12 @@ impl Core {
             _first: entered.next(),
             _others: entered.collect(),
         };
-        for shard in self.shards.of_set(set) {
-            // After a failure the batch may contain half an operation.
-            shard.commits.failure()?;
-            if set.count() > 1 {
-                shard.commits.link(set);
-            }
+        // After a failure the batch may contain half an operation. All before the first link, which would have a shard that works wait for the other.
+        let mut shards = self.shards.of_set(set);
+        shards.try_for_each(|shard| shard.commits.failure())?;
+        if set.count() > 1 {
+            let shards = self.shards.of_set(set);
+            shards.for_each(|shard| shard.commits.link(set));
         }
         for id in set.iter() {
             let batch = self.shards.get(id).commits.seq();
