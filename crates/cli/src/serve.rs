@@ -153,8 +153,12 @@ fn write_all_back(mounted: &Mounted, volume: &Path, inbox: &Receiver<Event>, mut
         }
         if !reported {
             reported = true;
+            let what = match error.is_unreachable() {
+                true => "Waiting until the host answers; discard them with",
+                false => "Free space on the host, or discard them with",
+            };
             tracing::error!(
-                "still writing back: {error}; unwritten: {}. Free space on the host, or discard them with: jericho umount --force {}",
+                "still writing back: {error}; unwritten: {}. {what}: jericho umount --force {}",
                 shortened(mounted.unwritten()),
                 volume.display()
             );

@@ -326,9 +326,11 @@ impl Fs {
         shards.try_for_each(|shard| settle::checkpoint(&self.core, shard))
     }
 
-    /// Returns whether a failed sync may succeed later. Returns false after an error that ended all changes.
+    /// Returns whether a failed sync may succeed later: it lacks space, or a host is away. Returns false after an error that ended changes until the
+    /// next mount.
     pub fn may_recover(&self) -> bool {
-        self.core.may_change().is_ok()
+        let mut shards = self.core.shards.iter();
+        self.core.may_change_at_all().is_ok() && !shards.any(|shard| shard.commits.has_ended())
     }
 
     /// Returns the number of slices that may be the home of files.
