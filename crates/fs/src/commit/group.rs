@@ -77,15 +77,17 @@ impl<'a> Group<'a> {
             core.end_changes(self.set, &error);
             return Err(error);
         }
-        if let Err(error) = self.append() {
-            let mut shards = core.shards.of_set(self.set);
-            let may_go_on = shards.all(|shard| shard.store.check().is_ok());
-            if error.errno() == ENOSPC.errno() && may_go_on {
+        if let Err(mut error) = self.append() {
+            let is_full = error.errno() == ENOSPC.errno();
+            let failed = is_full.then(|| failure_of_stores(core, self.set)).flatten();
+            if is_full && failed.is_none() {
                 for shard in core.shards.of_set(self.set) {
                     shard.commits.note_room(Some(&error));
                     shard.commits.try_later();
                 }
             } else {
+                // A lack of room ends nothing by itself.
+                error = failed.unwrap_or(error);
                 core.end_changes(self.set, &error);
             }
             return Err(error);
@@ -120,6 +122,19 @@ impl<'a> Group<'a> {
         }
         Ok(())
     }
+}
+
+/// Returns why a store of these shards has failed: an error that ends its changes until the next mount, if there is one.
+fn failure_of_stores(core: &Core, set: ShardSet) -> Option<Error> {
+    let mut first = None;
+    for error in core
+        .shards
+        .of_set(set)
+        .filter_map(|shard| shard.store.check().err())
+    {
+        error.note_in(&mut first);
+    }
+    first
 }
 
 /// A prepared batch of a group.
