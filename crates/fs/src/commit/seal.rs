@@ -577,7 +577,7 @@ impl<'s, 'a> Sealing<'s, 'a> {
             self.cut(at).data.extend(data);
         }
         if lost.is_some() || strays != ShardSet::default() {
-            if lost.is_some() {
+            if lost.as_ref().is_some_and(|lost| !lost.is_unreachable()) {
                 // A shard with blocks of the file has failed, so no batch can take the contents. A truncation would wait for ever.
                 map.end_replacement();
             }

@@ -33,6 +33,7 @@ use crate::error::Result;
 use crate::fs::Fs;
 use crate::inode::File;
 use crate::interruption::begin_change;
+use crate::shards::Shard;
 use crate::times::now_ns;
 use crate::types::Ino;
 
@@ -127,7 +128,11 @@ impl Fs {
                 return alone;
             }
             drop(alone);
-            has_failed = self.core.commit_names(file.ino()).is_err();
+            // While a shard with blocks of the file is suspended, the batches lack the contents.
+            let works = |shard: &Shard| shard.commits.failure().is_ok();
+            let may_have = |set| self.core.shards.of_set(set).all(works);
+            has_failed =
+                self.core.commit_names(file.ino()).is_err() || !may_have(self.core.shards_of(file));
         }
     }
 
