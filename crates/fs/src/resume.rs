@@ -105,7 +105,7 @@ impl Fs {
             let device = &core.volume.devices()[usize::from(*index)];
             device.is_silent() || device.has_abandoned()
         };
-        // Until the host answers, metadata in memory can be read.
+        // The old store is not retired before the host answers: until then, metadata in memory can be read.
         if devices.iter().any(is_away) {
             return Err(Wait::Later);
         }
