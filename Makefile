@@ -70,8 +70,8 @@ demo: setup-demo
 # The parts of the test suite `programs` that run once more over the FUSE ring. Their programs read and write through the mount.
 OVER_RING := dead:: coherent:: copies:: interrupted:: overlapping:: halves:: fio:: sqlite:: git:: idle:: crash:: full:: rehome:: hostile:: small_files:: stopped:: syncs::
 
-# The parts of the test suite `commands` that have no mount of a volume, and so no FUSE ring.
-WITHOUT_RING := --skip attach:: --skip attach_faults:: --skip wire:: --skip nbd_clients::
+# The parts and tests of the test suite `commands` that have no mount of a volume, and so no FUSE ring.
+WITHOUT_RING := --skip attach:: --skip attach_faults:: --skip wire:: --skip nbd_clients:: --skip xdp --skip another_host_copies
 
 # Devices that fail as tests order. Release builds have none: the feature does not compile there.
 FAULTS := --features jericho-cli/faults
