@@ -211,7 +211,7 @@ impl Core {
         Ok(suspension)
     }
 
-    /// Takes the old stores of those shards out of use whose stores have failed, because their host did not answer. Returns what they tell of their batches, in
+    /// Takes the stores out of use that have failed because their host did not answer. Returns what each knows of its batches, in
     /// the order of the shards. A shard may be suspended without that: because of a linked one, or because a flush of data has failed.
     fn retire(&self, set: ShardSet, suspension: &Error) -> Outcome<Vec<(ShardId, Retired)>> {
         let retire = || -> Result<Option<Vec<(ShardId, Retired)>>> {

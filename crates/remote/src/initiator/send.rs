@@ -76,8 +76,8 @@ impl Initiator {
 
     /// Returns which of some links sends next: the one that has carried the fewest bytes, and of several the next one in turn.
     ///
-    /// While the lanes are open, requests take the links in turn, because the target sends what they read on the lane of their link. Data does not: if links
-    /// took turns by frames, some would get all small frames with requests, and others all large frames with data.
+    /// While the lanes are open, requests take the links in turn, because the target answers a read on the lane of the link that carried the request. The
+    /// payloads of writes do not take turns: some links would get all small frames with requests, and others all large frames with payloads.
     fn next_of(&self, ready: &[usize], holds: bool) -> Option<usize> {
         let count = self.links.len();
         let is_in_turn = !holds && self.schedule.is_open() && self.requests.waiting_records() > 0;

@@ -63,7 +63,7 @@ fn fill(page: &mut [u8], place: usize, version: u64) {
     }
 }
 
-/// Writes and reads in a thread's range, and compares each read with what was written last. Ends when `ask` returns `false`.
+/// Writes and reads pages in a thread's range, and compares each page that it reads with the page that it wrote there last. Ends when `ask` returns `false`.
 fn verify(device: &RemoteDevice, thread: usize, ask: impl Fn(u64) -> bool) {
     affinity::set(None, &cpus_of(thread % 2)).expect("CPUs of the node");
     let start = (thread * RANGE) as u64;

@@ -34,7 +34,7 @@ pub fn node_of_pair(pair: usize) -> usize {
     pair / 3
 }
 
-/// The pairs of interfaces that a case uses: so many on node 0, and so many on node 1.
+/// The numbers of pairs of interfaces that a case uses: on node 0, and on node 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout(pub usize, pub usize);
 

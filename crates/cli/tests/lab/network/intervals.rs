@@ -76,7 +76,7 @@ fn workers(interval: &Interval, small_depth: usize) -> Vec<Worker> {
     interval.threads.iter().map(worker).collect()
 }
 
-/// What was sent.
+/// The data that the interfaces have sent in an interval.
 struct Sent {
     /// By the kernel's counters: KiB of each interface.
     kib: Vec<u64>,
