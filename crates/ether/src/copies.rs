@@ -6,46 +6,52 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The copies in progress, by the order in which they began. Behind the lock of the protocol. `K` names the memory.
-#[derive(Debug)]
-pub(crate) struct Copies<K> {
-    batches: BTreeMap<u64, Vec<(K, Range<usize>)>>,
+/// Bytes that a thread copies while it has the lock. It releases the lock to copy more.
+pub(crate) const COPIED_LOCKED: usize = 16 << 10;
+
+/// Bytes in some memory: its number, and their range.
+pub(crate) type Bytes = (u64, Range<usize>);
+
+/// The copies in progress, by the order in which they began. Behind the lock of the protocol.
+#[derive(Debug, Default)]
+pub(crate) struct Copies {
+    batches: BTreeMap<u64, Vec<Bytes>>,
     begun: u64,
 }
 
-impl<K> Default for Copies<K> {
-    fn default() -> Copies<K> {
-        Copies {
-            batches: BTreeMap::new(),
-            begun: 0,
+impl Copies {
+    /// Notes copies that a thread is about to make together, without the lock: returns their number. Returns `None` if the thread makes them with the lock, because
+    /// they are few, and no copy to the same bytes is in progress.
+    pub fn begin(&mut self, copies: Vec<Bytes>) -> Option<u64> {
+        let bytes: usize = copies.iter().map(|(_, range)| range.len()).sum();
+        let number = self.begun + 1;
+        if bytes <= COPIED_LOCKED && !self.overlap_before(number, &copies) {
+            return None;
         }
-    }
-}
-
-impl<K: Copy + Eq> Copies<K> {
-    /// Returns whether a copy to some bytes is in progress.
-    pub fn overlap(&self, memory: K, bytes: &Range<usize>) -> bool {
-        let is_same = |(other, range): &(K, Range<usize>)| {
-            *other == memory && range.start < bytes.end && bytes.start < range.end
-        };
-        self.batches.values().flatten().any(is_same)
+        self.begun = number;
+        self.batches.insert(number, copies);
+        Some(number)
     }
 
-    /// Notes copies that a thread begins together. Returns their number.
-    pub fn begin(&mut self, copies: Vec<(K, Range<usize>)>) -> u64 {
-        self.begun += 1;
-        self.batches.insert(self.begun, copies);
-        self.begun
-    }
-
-    /// Returns whether copies that began before `number` are in progress.
-    pub fn has_earlier(&self, number: u64) -> bool {
-        self.batches.range(..number).next().is_some()
+    /// Returns whether copies to the same bytes that began earlier are in progress.
+    pub fn must_wait(&self, number: u64) -> bool {
+        let copies = self.batches.get(&number);
+        copies.is_some_and(|copies| self.overlap_before(number, copies))
     }
 
     /// Notes that copies have ended.
     pub fn end(&mut self, number: u64) {
         self.batches.remove(&number);
+    }
+
+    fn overlap_before(&self, number: u64, copies: &[Bytes]) -> bool {
+        let earlier = || self.batches.range(..number).flat_map(|(_, batch)| batch);
+        let overlaps = |(memory, bytes): &Bytes| {
+            earlier().any(|(other, range)| {
+                other == memory && range.start < bytes.end && bytes.start < range.end
+            })
+        };
+        copies.iter().any(overlaps)
     }
 }
 
@@ -53,17 +59,30 @@ impl<K: Copy + Eq> Copies<K> {
 mod tests {
     use super::*;
 
+    const MANY: usize = COPIED_LOCKED + 1;
+
     #[test]
-    fn a_later_copy_to_the_same_bytes_sees_the_earlier_one_until_it_ends() {
+    fn a_later_copy_to_the_same_bytes_waits_for_the_earlier_one() {
         let mut copies = Copies::default();
-        let first = copies.begin(vec![('a', 0..10), ('b', 20..30)]);
-        assert!(copies.overlap('b', &(29..40)));
-        assert!(!copies.overlap('b', &(30..40)));
-        assert!(!copies.overlap('a', &(20..30)));
-        let second = copies.begin(vec![('b', 25..26)]);
-        assert!(copies.has_earlier(second) && !copies.has_earlier(first));
+        let first = copies.begin(vec![(1, 0..10), (2, 20..20 + MANY)]).unwrap();
+        assert!(!copies.must_wait(first));
+        let second = copies.begin(vec![(2, 29..40)]).unwrap();
+        assert!(copies.must_wait(second) && !copies.must_wait(first));
+        // Beside the bytes, and in other memory.
+        assert_eq!(
+            copies.begin(vec![(2, 0..20), (2, 20 + MANY..30 + MANY)]),
+            None
+        );
+        assert_eq!(copies.begin(vec![(1, 20..30)]), None);
         copies.end(first);
-        assert!(!copies.has_earlier(second));
-        assert!(!copies.overlap('b', &(29..40)) && copies.overlap('b', &(0..40)));
+        assert!(!copies.must_wait(second));
+        assert!(copies.begin(vec![(2, 0..30)]).is_some());
+    }
+
+    #[test]
+    fn a_few_bytes_are_copied_with_the_lock_and_many_without() {
+        let mut copies = Copies::default();
+        assert_eq!(copies.begin(vec![(1, 0..COPIED_LOCKED)]), None);
+        assert!(copies.begin(vec![(1, 0..MANY)]).is_some());
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -27,6 +27,7 @@ use siphasher::sip128::SipHasher24 as SipHasher128;
 
 use crate::inside::{self, Core, Data, End, Inside};
 use crate::links::{LinkError, Links, entropy};
+use crate::lock::unpoisoned;
 use crate::outbox::{Mode, Outboxes};
 use crate::receiving::Receiving;
 use crate::reserve::reserve;
@@ -294,7 +295,7 @@ impl RemoteDevice {
     }
 
     fn note_durability(&self, result: Result<(), IoError>) -> Result<(), IoError> {
-        // A host that was away has lost no write: the initiator sends again what was not flushed.
+        // No write is lost while the host is away: the initiator keeps the writes that were not flushed, and sends them again.
         if let Err(error) = &result
             && !error.is_unreachable()
         {
@@ -543,7 +544,7 @@ impl RemoteDevice {
                     length_bytes: bytes,
                     cause: cause_of(errno),
                 });
-                if let Some(result) = lock(&parts).end(result) {
+                if let Some(result) = unpoisoned(&parts).end(result) {
                     end.finish(Completion { tag, result });
                 }
             };
@@ -568,11 +569,6 @@ impl Parts {
         }
         (self.left == 0).then(|| std::mem::replace(&mut self.result, Ok(())))
     }
-}
-
-/// Ignores poisoning: no user of the lock can leave the parts bad.
-fn lock(parts: &Mutex<Parts>) -> MutexGuard<'_, Parts> {
-    parts.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Holds the name of a remote device against other processes of this network namespace: a second session of this client would end the first one.

@@ -19,14 +19,12 @@ use jericho_sys::timer::Timer;
 use jericho_topology::Topology;
 
 use crate::alarm;
-use crate::copies::Copies;
+use crate::copies::{COPIED_LOCKED, Copies};
 use crate::links::{Clock, Links, Place, Receiver};
 use crate::lock::{TimedGuard, TimedLock};
 use crate::outbox::Outboxes;
 use crate::placement;
 
-/// Bytes that a thread copies while it has the lock. It releases the lock to copy more.
-const COPIED_LOCKED: usize = 16 << 10;
 /// How long after the last answer the target is asked whether it answers, before something depends on it.
 const ASK_AFTER: Duration = Duration::from_secs(1);
 /// How long that answer may take.
@@ -90,7 +88,7 @@ pub(crate) struct Core {
     pool: Arc<Mapping>,
     requests: HashMap<u64, Request>,
     /// Payloads of reads that are copied without the lock, by the tag of the request.
-    copies: Copies<u64>,
+    copies: Copies,
     tags: u64,
     /// When the receiver's timer ends.
     timer_at: Option<Duration>,
@@ -367,9 +365,9 @@ impl Inside {
         // The kernel copies the frames without the lock.
         let has_more = receiver.receive();
         let mut core = self.lock();
-        if let Some((number, is_late, copies)) = core.take(receiver) {
-            // The read may be a repetition whose former bytes another thread still copies. It does not need the lock for that.
-            while is_late && core.copies.has_earlier(number) {
+        if let Some((number, copies)) = core.take(receiver) {
+            // The read may be a repetition whose former bytes another thread still copies. That thread needs the lock to note the end of its copies.
+            while core.copies.must_wait(number) {
                 drop(core);
                 std::thread::yield_now();
                 core = self.lock();
@@ -501,8 +499,8 @@ impl Core {
     }
 
     /// Takes the frames of a receiver. The caller performs the outputs that follow from the frames afterwards. Copies their payloads, or returns which are to be copied
-    /// without the lock, with their number, and whether earlier ones must end before.
-    fn take(&mut self, receiver: &mut Receiver) -> Option<(u64, bool, Vec<Copy>)> {
+    /// without the lock, with their number.
+    fn take(&mut self, receiver: &mut Receiver) -> Option<(u64, Vec<Copy>)> {
         let (now, initiator) = (self.clock.now(), &mut self.initiator);
         let requests = &mut self.requests;
         let mut copies: Vec<Copy> = Vec::new();
@@ -526,15 +524,9 @@ impl Core {
                 }
             }
         });
-        let bytes: usize = copies.iter().map(|copy| copy.length).sum();
-        let ranges = || {
-            let range = |copy: &Copy| (copy.tag, copy.at..copy.at + copy.length);
-            copies.iter().map(range)
-        };
-        let is_late = ranges().any(|(tag, bytes)| self.copies.overlap(tag, &bytes));
-        if bytes > COPIED_LOCKED || is_late {
-            let number = self.copies.begin(ranges().collect());
-            return Some((number, is_late, copies));
+        let bytes = |copy: &Copy| (copy.tag, copy.at..copy.at + copy.length);
+        if let Some(number) = self.copies.begin(copies.iter().map(bytes).collect()) {
+            return Some((number, copies));
         }
         for copy in copies {
             let payload = &receiver.frame(copy.frame)[HEADER_BYTES..][..copy.length];

@@ -5,7 +5,7 @@
 //! [`RemoteDevice`]: each call sends its own frames, or has threads of the interface send them, and a thread for each NUMA node receives.
 //!
 //! `links` has the sockets, `socket` the one of an interface, `probe` finds out which kind is faster, `outbox` the frames to be sent, `copies` payloads that are copied without the lock, `alarm` sets timers, `reserve` names that one process may have, `owner` the record of an export's owner, `recorder` its thread, `key_file` keys of clients, `lock` a lock that knows its waits, `placement` the NUMA nodes, `workers` the device's calls, `transfers` those on io_uring, `server` starts the target, `serving` is what its threads share, `url` names of remote
-//! devices, `remotes` opens them for functions that take paths, `inside` what the threads of an initiator share, `device` the initiator, `receiving` its threads, and `discover` the question to all hosts.
+//! devices, `remotes` opens them for functions that take paths, `inside` what the threads of an initiator share, `device` the initiator, `receiving` its threads, `watch` what wakes a thread that receives, and `discover` the question to all hosts.
 #![forbid(unsafe_code)]
 
 mod alarm;
@@ -30,6 +30,7 @@ mod serving;
 mod socket;
 mod transfers;
 mod url;
+mod watch;
 mod workers;
 
 pub use device::{AttachConfig, AttachError, RemoteDevice};

@@ -103,7 +103,7 @@ impl<T> TimedLock<T> {
         }
     }
 
-    /// Acquires the lock when `ready` holds. Whoever changes that notifies `changed`. All the time until then counts as waiting.
+    /// Acquires the lock when `ready` holds. A thread that makes it hold notifies `changed`. All the time until then counts as waiting.
     pub fn lock_when(
         &self,
         changed: &Condvar,
@@ -186,6 +186,11 @@ impl<T> DerefMut for TimedGuard<'_, T> {
 /// Adds to a count that only the holder of the lock changes.
 fn add(count: &AtomicU64, more: u64) {
     count.store(count.load(Ordering::Relaxed) + more, Ordering::Relaxed);
+}
+
+/// Acquires a lock whose holders leave what it protects whole at any moment, also if one has panicked.
+pub(crate) fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn poisoned<G>(_: PoisonError<G>) -> G {

@@ -1,16 +1,16 @@
-//! Frames that wait to be sent on a network interface, and who sends them.
+//! Frames that wait to be sent on a network interface, and the threads that send them.
 //!
 //! A thread puts frames in while it has the lock of the protocol, so they are in the order of their numbers. It sends them without that lock. With `Mode::Inline` each thread sends
 //! what waits. With `Mode::Queue` threads of the interface do (section 3 of the Tyche paper has both). In both cases several threads seal frames side by side, and send them in
 //! turn: a frame that overtakes others makes the peer believe that these are lost.
 //!
-//! A frame refers to pages of a pool, and is sealed later. Meanwhile its request may have ended, and the pages may have other bytes. The peer then has the request's end, so it
-//! drops the frame: rule 1 of `docs/formats/wire.md`.
+//! A frame refers to pages of a pool, and is sealed later. Meanwhile its request may have ended, and the pages may have other bytes. The peer has ended the request,
+//! too, so it drops the frame: rule 1 of `docs/formats/wire.md`. A replay that fails gives its pages back earlier; no request gets them before all requests of the replay have ended.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use jericho_sys::memory::Mapping;
 use jericho_sys::service;
 use jericho_topology::Topology;
 
-use crate::lock::TimedLock;
+use crate::lock::{TimedLock, unpoisoned};
 use crate::placement;
 use crate::socket::Socket;
 
@@ -90,7 +90,7 @@ impl Outboxes {
 
     /// Starts the sending threads, which may be needed unless the mode is `Mode::Inline`. `nodes` are the interfaces' nodes.
     pub fn start(&self, topology: &Arc<Topology>, nodes: &[Option<u32>]) -> std::io::Result<()> {
-        let mut senders = lock(&self.senders);
+        let mut senders = unpoisoned(&self.senders);
         for (outbox, &node) in self.all.iter().zip(nodes) {
             let count = match outbox.mode {
                 Mode::Inline => 0,
@@ -114,7 +114,7 @@ impl Outboxes {
             outbox.waiting.lock().is_closed = true;
             outbox.added.notify_all();
         }
-        for sender in lock(&self.senders).drain(..) {
+        for sender in unpoisoned(&self.senders).drain(..) {
             // A panic in a thread has ended the process.
             let _ = sender.join();
         }
@@ -217,8 +217,11 @@ struct Looked {
 
 impl Outbox {
     fn send(&self) {
-        while self.frames.load(Ordering::Acquire) > 0 {
-            let waiting = self.frames.load(Ordering::Relaxed);
+        loop {
+            let waiting = self.frames.load(Ordering::Acquire);
+            if waiting == 0 {
+                return;
+            }
             if self.has_senders.load(Ordering::Relaxed) && waiting < WAITING_FRAMES_MAX {
                 self.calls.fetch_add(1, Ordering::Relaxed);
                 self.added.notify_one();
@@ -259,9 +262,9 @@ impl Outbox {
         if by_sender && has_more {
             self.added.notify_one();
         }
-        // A batch that were never sent would stop all later ones, so a panic must end the process.
+        // A batch that is never sent stops all later ones, so a panic ends the process.
         service::run(|| {
-            let mut rooms = lock(&self.rooms).pop().unwrap_or_default();
+            let mut rooms = unpoisoned(&self.rooms).pop().unwrap_or_default();
             rooms.resize_with(rooms.len().max(frames.len()), Vec::new);
             for (Outgoing { frame, pool }, room) in frames.iter().zip(&mut rooms) {
                 frame.seal_into(room, |at, out| match pool {
@@ -280,7 +283,7 @@ impl Outbox {
             drop(turn);
             self.turned.notify_all();
             drop(pieces);
-            lock(&self.rooms).push(rooms);
+            unpoisoned(&self.rooms).push(rooms);
         });
         if self.mode == Mode::Auto {
             self.look();
@@ -332,9 +335,4 @@ fn send_all(socket: &Socket, mut frames: &[[IoSlice<'_>; 2]]) {
         });
         frames = &frames[taken.max(1)..];
     }
-}
-
-/// Ignores poisoning: no holder can panic between two changes.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,12 +3,13 @@
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use jericho_remote::Owner;
 use jericho_sys::service;
 
+use crate::lock::unpoisoned;
 use crate::owner::OwnerRecord;
 
 /// An export, its owner, and whether the record was written.
@@ -37,7 +38,7 @@ impl Recorder {
                     let path = record.path().display();
                     tracing::error!(%error, "cannot record the owner of the export in {path}; no client can attach it");
                 }
-                lock(&ended).push((export, owner, result.is_ok()));
+                unpoisoned(&ended).push((export, owner, result.is_ok()));
                 // EAGAIN: many bytes are there already.
                 let _ = (&bell).write(&[1]);
             }
@@ -60,7 +61,7 @@ impl Recorder {
 
     /// Returns the records that were written since the last call.
     pub fn take_written(&self) -> Vec<Written> {
-        std::mem::take(&mut *lock(&self.written))
+        std::mem::take(&mut *unpoisoned(&self.written))
     }
 }
 
@@ -73,9 +74,4 @@ impl Drop for Recorder {
             let _ = thread.join();
         }
     }
-}
-
-/// Ignores poisoning: a list is never half changed.
-fn lock(written: &Mutex<Vec<Written>>) -> MutexGuard<'_, Vec<Written>> {
-    written.lock().unwrap_or_else(PoisonError::into_inner)
 }

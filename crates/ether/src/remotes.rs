@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use jericho_remote::Scheduler;
@@ -12,6 +12,7 @@ use jericho_topology::Topology;
 use crate::device::{AttachConfig, AttachError, RemoteDevice, holder};
 use crate::key_file::read_key;
 use crate::links::interfaces;
+use crate::lock::unpoisoned;
 use crate::outbox::Mode;
 use crate::socket::LinkChoice;
 use crate::url::Remote;
@@ -119,7 +120,7 @@ impl Remotes for EtherRemotes {
             why: format!("{error}"),
         })?;
         // Held while a device is attached: a second session of this process would end the first one.
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = unpoisoned(&self.open);
         if let Some(device) = open.get(name).and_then(Weak::upgrade)
             && (options.read_only || !device.is_read_only())
         {

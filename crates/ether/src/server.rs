@@ -146,7 +146,7 @@ impl Server {
         let outboxes = links.outboxes(config.mode);
         let started = outboxes.start(topology, links.nodes());
         started.map_err(failed("start threads"))?;
-        let workers = Arc::new(Workers::new(device, links.nodes()));
+        let workers = Arc::new(Workers::new(device, links.nodes(), &target.own_pages()));
         let serving = Serving::new(
             target,
             links.clock(),

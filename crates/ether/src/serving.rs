@@ -9,11 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jericho_format::wire::{HEADER_BYTES, mac_text};
-use jericho_remote::{Body, Strange, Target, TargetOutput, Work, WorkError, hexadecimal};
+use jericho_remote::{Body, Strange, Target, TargetOutput, Work, hexadecimal};
 use jericho_storage::AlignedBuffer;
-use jericho_sys::errno;
 use jericho_sys::memory::Mapping;
-use jericho_sys::poller::Poller;
 use jericho_sys::timer::Timer;
 use jericho_topology::Topology;
 
@@ -25,15 +23,13 @@ use crate::outbox::Outboxes;
 use crate::placement;
 use crate::recorder::Recorder;
 use crate::transfers::Transfers;
+use crate::watch::{Watch, thread_name};
 use crate::workers::{Ended, Job, Workers};
 
-/// Bytes that a thread copies while it has the lock. It releases the lock to copy more.
-const COPIED_LOCKED: usize = 16 << 10;
-/// Keys of the poller, besides the numbers of interfaces.
-const BELL: u64 = u64::MAX;
-const TIMER: u64 = u64::MAX - 1;
-const STOP: u64 = u64::MAX - 2;
-const ENDED: u64 = u64::MAX - 3;
+/// Keys of what is watched besides the sockets.
+const BELL: u64 = 1 << 16;
+const TIMER: u64 = BELL + 1;
+const ENDED: u64 = BELL + 2;
 
 /// A request: session, slot and sequence.
 type Name = (u64, u16, u32);
@@ -49,14 +45,14 @@ struct Core {
     /// Payloads of a request that are being copied, and its operation, if all else has arrived.
     copying: HashMap<Name, (u32, Option<Work>)>,
     /// Payloads that are copied without the lock, by the session of the pool.
-    copies: Copies<u64>,
+    copies: Copies,
     /// Operations to begin without the lock.
     jobs: Vec<Job>,
 }
 
 pub(crate) struct Serving {
     core: TimedLock<Core>,
-    /// Operations that have ended. Whoever has the core next takes them.
+    /// Operations that have ended. The next thread that has the core takes them.
     ended: TimedLock<Vec<Ended>>,
     outboxes: Outboxes,
     workers: Arc<Workers>,
@@ -112,9 +108,9 @@ impl Serving {
             self.ended.lock().extend(ended);
         }
         let mut core = self.core.lock();
-        if let Some((number, is_late, copies)) = core.take(receiver) {
-            // The pages may have been those of a request that was refused, whose payload another thread still copies. That thread needs the lock to note the end of its copies, so this thread releases it between two looks.
-            while is_late && core.copies.has_earlier(number) {
+        if let Some((number, copies)) = core.take(receiver) {
+            // The pages may have been those of a request that was refused, whose payload another thread still copies. That thread needs the lock to note the end of its copies.
+            while core.copies.must_wait(number) {
                 drop(core);
                 std::thread::yield_now();
                 core = self.core.lock();
@@ -135,7 +131,7 @@ impl Serving {
     /// Takes the end of an operation, in the thread that has performed it.
     pub fn ended(&self, ended: Ended) {
         self.ended.lock().push(ended);
-        // Whoever has the core now takes it.
+        // If another thread has the core, that thread takes it.
         if let Some(core) = self.core.try_lock() {
             self.settle(core, &mut None);
         }
@@ -173,13 +169,11 @@ impl Serving {
             let now = core.clock.now();
             core.target.poll(now);
             self.perform(&mut core);
-            let now = core.clock.now();
-            let (due, core_mut) = (core.target.timer(), &mut *core);
-            alarm::set(&self.timer, &mut core_mut.timer_at, now, due);
+            let (now, due) = (core.clock.now(), core.target.timer());
+            alarm::set(&self.timer, &mut core.timer_at, now, due);
             let jobs = std::mem::take(&mut core.jobs);
-            let nodes: Vec<Option<u32>> = jobs.iter().map(|job| core.node_of(job)).collect();
             drop(core);
-            self.begin(jobs, &nodes, transfers);
+            self.begin(jobs, transfers);
             self.outboxes.send();
             // An operation may have ended while this thread had the core, in a thread that therefore did not wait for it.
             if self.ended.lock().is_empty() {
@@ -193,19 +187,9 @@ impl Serving {
     }
 
     /// Begins operations.
-    fn begin(&self, jobs: Vec<Job>, nodes: &[Option<u32>], transfers: &mut Option<Transfers>) {
+    fn begin(&self, jobs: Vec<Job>, transfers: &mut Option<Transfers>) {
         let mut buffer = AlignedBuffer::new(0);
-        for (job, node) in jobs.into_iter().zip(nodes) {
-            if !job.has_memory() {
-                // There was no memory for the pool, so what the session has sent is not there.
-                let result = Err(WorkError {
-                    errno: errno::ENOMEM as u16,
-                    loses_writes: false,
-                });
-                let work = job.work;
-                self.ended.lock().push(Ended { work, result });
-                continue;
-            }
+        for job in jobs {
             if self.workers.is_instant() {
                 let ended = self.workers.perform(job, &mut buffer);
                 self.ended.lock().push(ended);
@@ -216,7 +200,7 @@ impl Serving {
                 None => Some(job),
             };
             if let Some(job) = job {
-                self.workers.submit(job, *node);
+                self.workers.submit(job);
             }
         }
         if let Some(transfers) = transfers {
@@ -292,8 +276,8 @@ impl Serving {
 }
 
 impl Core {
-    /// Takes the frames of a receiver. Copies their payloads, or returns which are to be copied without the lock, with their number, and whether earlier ones must end before.
-    fn take(&mut self, receiver: &mut Receiver) -> Option<(u64, bool, Vec<Copy>)> {
+    /// Takes the frames of a receiver. Copies their payloads, or returns which are to be copied without the lock, with their number.
+    fn take(&mut self, receiver: &mut Receiver) -> Option<(u64, Vec<Copy>)> {
         let mut copies = Vec::new();
         let now = self.clock.now();
         receiver.take(|frame_place, link, frame| {
@@ -311,15 +295,9 @@ impl Core {
                 });
             }
         });
-        let bytes: usize = copies.iter().map(|copy| copy.length).sum();
-        let ranges = || {
-            let range = |copy: &Copy| (copy.name.0, copy.at..copy.at + copy.length);
-            copies.iter().map(range)
-        };
-        let is_late = ranges().any(|(session, bytes)| self.copies.overlap(session, &bytes));
-        if bytes > COPIED_LOCKED || is_late {
-            let number = self.copies.begin(ranges().collect());
-            return Some((number, is_late, copies));
+        let bytes = |copy: &Copy| (copy.name.0, copy.at..copy.at + copy.length);
+        if let Some(number) = self.copies.begin(copies.iter().map(bytes).collect()) {
+            return Some((number, copies));
         }
         for copy in copies {
             let payload = &receiver.frame(copy.frame)[HEADER_BYTES..][..copy.length];
@@ -363,28 +341,15 @@ impl Core {
         }
         self.jobs.push(Job { work, pool });
     }
-
-    /// Returns the node of the pages of an operation.
-    fn node_of(&self, job: &Job) -> Option<u32> {
-        let Work::Request { run, .. } = job.work else {
-            return None;
-        };
-        let own = self.target.own_pages();
-        let of_run = |(_, pages): &&(u32, std::ops::Range<u32>)| pages.contains(&run.page);
-        own.iter().find(of_run).map(|(node, _)| *node)
-    }
 }
 
 /// What a thread needs to receive the frames of a network interface.
 pub(crate) struct Receiving {
     number: usize,
     node: Option<u32>,
-    receiver: Receiver,
-    poller: Poller,
+    watch: Watch,
     /// Reads and writes that the thread begins itself, unless the device allows blocking calls only.
     transfers: Option<Transfers>,
-    /// Readable when the thread must end.
-    _stopped: UnixStream,
     /// Readable when a record of the owner was written. The first thread has it. The first thread also watches the timer.
     bell: Option<UnixStream>,
 }
@@ -398,33 +363,26 @@ impl Receiving {
         stopped: &UnixStream,
     ) -> io::Result<Vec<Receiving>> {
         let one = |(nic, &node): (usize, &Option<u32>)| {
-            let (receiver, poller) = (links.receiver(vec![nic as u16]), Poller::new()?);
-            for (nic, socket) in receiver.sockets() {
-                poller.add(socket, nic.into())?;
-            }
-            let stopped = stopped.try_clone()?;
-            poller.add(&stopped, STOP)?;
+            let watch = Watch::new(links, vec![nic as u16], stopped)?;
             let transfers = match serving.workers.is_instant() {
                 true => None,
                 false => Transfers::open(serving.workers.device()),
             };
             if let Some(transfers) = &transfers {
-                poller.add(transfers.doorbell(), ENDED)?;
+                watch.add(transfers.doorbell(), ENDED)?;
             }
             let bell = bell.take();
             if let Some(bell) = &bell {
-                poller.add(bell, BELL)?;
+                watch.add(bell, BELL)?;
             }
             if nic == 0 {
-                poller.add(&serving.timer, TIMER)?;
+                watch.add(&serving.timer, TIMER)?;
             }
             Ok(Receiving {
                 number: nic,
                 node,
-                receiver,
-                poller,
+                watch,
                 transfers,
-                _stopped: stopped,
                 bell,
             })
         };
@@ -433,42 +391,33 @@ impl Receiving {
 
     /// Returns the name of the thread.
     pub fn name(&self) -> String {
-        match self.number {
-            0 => "serve".to_owned(),
-            number => format!("serve-{number}"),
-        }
+        thread_name("serve", self.number)
     }
 
     /// Takes frames and does what is due, until the thread must end.
     pub fn run(mut self, serving: &Serving) {
         placement::pin(&serving.topology, self.node);
-        let mut ready = Vec::new();
         let mut has_more = false;
-        loop {
-            ready.clear();
-            let timeout = has_more.then_some(Duration::ZERO);
-            if let Err(error) = self.poller.wait(&mut ready, timeout) {
-                tracing::error!(%error, "cannot wait for frames");
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            if ready.contains(&STOP) {
-                if let Some(transfers) = &mut self.transfers {
-                    transfers.finish();
-                }
-                return;
-            }
-            if let Some(transfers) = self.transfers.as_mut().filter(|_| ready.contains(&ENDED)) {
+        while self.watch.wait(has_more) {
+            if let Some(transfers) = self
+                .transfers
+                .as_mut()
+                .filter(|_| self.watch.is_ready(ENDED))
+            {
                 transfers.doorbell().clear();
             }
-            if let Some(mut bell) = self.bell.as_ref().filter(|_| ready.contains(&BELL)) {
+            if let Some(mut bell) = self.bell.as_ref().filter(|_| self.watch.is_ready(BELL)) {
                 let mut bytes = [0; 64];
                 while matches!(bell.read(&mut bytes), Ok(1..)) {}
                 serving.recorded(&mut self.transfers);
             }
-            if ready.contains(&TIMER) {
+            if self.watch.is_ready(TIMER) {
                 serving.timer.clear();
             }
-            has_more = serving.serve(&mut self.receiver, &mut self.transfers);
+            has_more = serving.serve(&mut self.watch.receiver, &mut self.transfers);
+        }
+        if let Some(transfers) = &mut self.transfers {
+            transfers.finish();
         }
     }
 }

@@ -79,7 +79,7 @@ impl Transfers {
         None
     }
 
-    /// Starts what was submitted, and returns what has ended. `waits`: sleeps until something has ended.
+    /// Starts the transfers that were submitted, and returns the operations that have ended. `waits`: sleeps until one has ended.
     pub fn poll(&mut self, waits: bool) -> Vec<Ended> {
         if self.queue.in_flight() == 0 {
             return Vec::new();

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Condvar};
 use std::thread::JoinHandle;
 
@@ -23,16 +24,6 @@ pub(crate) struct Job {
     pub pool: Option<Arc<Mapping>>,
 }
 
-impl Job {
-    /// Returns whether its data has a place.
-    pub fn has_memory(&self) -> bool {
-        match self.work {
-            Work::Request { operation, .. } => operation.data_pages() == 0 || self.pool.is_some(),
-            Work::Flush { .. } => true,
-        }
-    }
-}
-
 /// The end of an operation. The data of a read is in the pool.
 pub(crate) struct Ended {
     pub work: Work,
@@ -47,6 +38,8 @@ pub(crate) struct Workers {
 
 struct Queue {
     node: Option<u32>,
+    /// Pages of a pool that are on the node.
+    pages: Range<u32>,
     jobs: TimedLock<Jobs>,
     changed: Condvar,
 }
@@ -58,10 +51,19 @@ struct Jobs {
 }
 
 impl Workers {
-    /// Returns queues without operations, one for each node of the network interfaces.
-    pub fn new(device: Arc<dyn Device>, nodes: &[Option<u32>]) -> Workers {
+    /// Returns queues without operations, one for each node of the network interfaces. `own` are the nodes with the pages of a pool that are there.
+    pub fn new(
+        device: Arc<dyn Device>,
+        nodes: &[Option<u32>],
+        own: &[(u32, Range<u32>)],
+    ) -> Workers {
+        let pages = |node| {
+            let of_node = own.iter().find(|(other, _)| Some(*other) == node);
+            of_node.map_or(0..0, |(_, pages)| pages.clone())
+        };
         let queue = |(node, _)| Queue {
             node,
+            pages: pages(node),
             jobs: TimedLock::new(Jobs::default()),
             changed: Condvar::new(),
         };
@@ -110,10 +112,14 @@ impl Workers {
         self.device.is_instant()
     }
 
-    /// Queues an operation for the threads of `node`, the node of its pages in the pool. Takes the first queue if that node has no threads.
-    pub fn submit(&self, job: Job, node: Option<u32>) {
-        let of_node = |queue: &&Queue| queue.node == node;
-        let queue = self.queues.iter().find(of_node).unwrap_or(&self.queues[0]);
+    /// Queues an operation for the threads of the node of its pages in the pool, or of the first node.
+    pub fn submit(&self, job: Job) {
+        let has_pages = |queue: &&Queue| match job.work {
+            Work::Request { run, .. } => queue.pages.contains(&run.page),
+            Work::Flush { .. } => false,
+        };
+        let queue = self.queues.iter().find(has_pages);
+        let queue = queue.unwrap_or(&self.queues[0]);
         queue.jobs.lock().waiting.push_back(job);
         queue.changed.notify_one();
     }
@@ -140,6 +146,14 @@ impl Workers {
             Work::Request { operation, run, .. } => (operation, run),
         };
         let data = run.bytes();
+        if !data.is_empty() && pool.is_none() {
+            // There was no memory for the pool, so what the session has sent is not there.
+            let result = Err(WorkError {
+                errno: errno::ENOMEM as u16,
+                loses_writes: false,
+            });
+            return Ended { work, result };
+        }
         if buffer.as_slice().len() < data.len() {
             *buffer = AlignedBuffer::new(data.len());
         }
@@ -194,5 +208,36 @@ pub(crate) fn failed(error: &IoError) -> WorkError {
     WorkError {
         errno: u16::try_from(error.errno()).unwrap_or(errno::EIO as u16),
         loses_writes: error.operation == "flush",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::null_device;
+
+    #[test]
+    fn without_memory_for_the_pool_reads_and_writes_fail_and_flushes_do_not() {
+        let workers = Workers::new(null_device(1 << 20), &[None], &[]);
+        let end = |work| {
+            let job = Job { work, pool: None };
+            workers.perform(job, &mut AlignedBuffer::new(0)).result
+        };
+        for action in [Action::Read, Action::Write { is_durable: false }] {
+            let work = Work::Request {
+                session: 1,
+                slot: 0,
+                sequence: 1,
+                export: 0,
+                operation: Operation {
+                    action,
+                    offset_bytes: 0,
+                    length_bytes: 4096,
+                },
+                run: Run { page: 0, pages: 1 },
+            };
+            assert_eq!(end(work).map_err(|error| error.errno), Err(12));
+        }
+        assert_eq!(end(Work::Flush { export: 0 }), Ok(()));
     }
 }

@@ -91,29 +91,24 @@ impl Frame {
 
     /// Puts the bytes of the frame into `room`, as they go out on the link. `copy` copies bytes of the pool of the body's session, from an offset in it.
     pub fn seal_into(&self, room: &mut Vec<u8>, copy: impl FnOnce(usize, &mut [u8])) {
-        let (header, payload) = (
-            self.header.as_bytes(),
-            match &self.body {
-                Body::Bytes(bytes) => bytes.len(),
-                Body::Pool { length_bytes, .. } => *length_bytes as usize,
-            },
-        );
-        // The room has the bytes of an earlier frame. Not to clear it saves to write zeros.
-        room.resize(HEADER_BYTES + payload, 0);
-        room[..HEADER_BYTES].copy_from_slice(header);
+        let length = match &self.body {
+            Body::Bytes(bytes) => bytes.len(),
+            Body::Pool { length_bytes, .. } => *length_bytes as usize,
+        };
+        // The room has the bytes of an earlier frame. Only what it grows by is zeroed.
+        room.resize(HEADER_BYTES + length, 0);
+        let (head, payload) = room.split_at_mut(HEADER_BYTES);
         match &self.body {
-            Body::Bytes(bytes) => room[HEADER_BYTES..].copy_from_slice(bytes),
-            Body::Pool { offset_bytes, .. } => {
-                copy(*offset_bytes as usize, &mut room[HEADER_BYTES..]);
-            }
+            Body::Bytes(bytes) => payload.copy_from_slice(bytes),
+            Body::Pool { offset_bytes, .. } => copy(*offset_bytes as usize, payload),
         }
-        match &self.seal {
-            Seal::Checksum(salt) => {
-                let mut header = self.header;
-                header.seal(*salt, &room[HEADER_BYTES..]);
-                room[..HEADER_BYTES].copy_from_slice(header.as_bytes());
-            }
-            Seal::Key(key) => key.seal(self.header.number.get(), room),
+        let mut header = self.header;
+        if let Seal::Checksum(salt) = &self.seal {
+            header.seal(*salt, payload);
+        }
+        head.copy_from_slice(header.as_bytes());
+        if let Seal::Key(key) = &self.seal {
+            key.seal(header.number.get(), room);
         }
     }
 

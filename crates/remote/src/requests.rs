@@ -686,9 +686,7 @@ impl Requests {
 
     /// Ends a request: gives the pages of its bytes back, and tells the caller.
     fn end(&mut self, request: Request, result: Result<(), i32>) {
-        if let Some(run) = request.local {
-            self.local.give_back(run);
-        }
+        self.give_back(request.local);
         if let Waiter::Caller(tag) = request.waiter {
             self.done(tag, result);
         }

@@ -564,13 +564,12 @@ impl Sending {
             if result >= 0 {
                 // The kernel has emptied the ring, or the driver does so now.
                 return Ok(());
-            } else {
-                let error = io::Error::last_os_error();
-                match error.raw_os_error() {
-                    // EAGAIN: the kernel sends some chunks with each call. EBUSY, ENOBUFS: the interface's queue is full.
-                    Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR) => {}
-                    _ => return Err(error),
-                }
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                // EAGAIN: the kernel sends some chunks with each call. EBUSY, ENOBUFS: the interface's queue is full.
+                Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR) => {}
+                _ => return Err(error),
             }
             if self.ring.pending() == before {
                 failures += 1;
