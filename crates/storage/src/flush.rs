@@ -18,8 +18,10 @@ use jericho_sys::errno;
 
 use crate::Cause;
 
-/// The flush state of one device.
+/// The flush state of one device. Has cache lines of its own, and so has the device that holds it: flushes of two devices would share a
+/// line if the allocator of memory put the devices side by side.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub(crate) struct Flusher {
     queue: Mutex<FlushQueue>,
     /// The first failure.

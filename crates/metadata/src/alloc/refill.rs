@@ -30,7 +30,9 @@ fn provision(region: &Region, entry: &ChunkEntry) -> bool {
     provisioned.is_ok()
 }
 
-/// A store's reference to the allocator. Weak, because the allocator holds the store.
+/// A store's reference to the allocator. Weak, because the allocator holds the store. Has cache lines of its own, with the count of its
+/// users: each commit changes the count, and the references of two stores would share a line.
+#[repr(align(128))]
 pub(super) struct Before {
     allocator: Weak<Allocator>,
     /// The only slice whose blocks the store's region may get, if each slice has its own store.
