@@ -8,6 +8,7 @@ use std::time::Duration;
 use jericho_metadata::shard::{ShardId, ShardSet};
 use jericho_metadata::store::{Busy, Requirement, Retired, Store};
 use jericho_metadata::stores;
+use jericho_volume::VolumeError;
 
 use crate::absences::Absences;
 use crate::commit::{Linked, ResumeShards};
@@ -95,6 +96,25 @@ impl Fs {
         resumed
     }
 
+    /// Checks that devices whose hosts were away are still those of the volume, before anything is written to them. Has nothing more written to one that
+    /// is another one.
+    fn check_labels(&self, devices: &[u16]) -> Outcome<()> {
+        let volume = &self.core.volume;
+        let is_far = |index: &&u16| volume.devices()[usize::from(**index)].may_fall_silent();
+        for index in devices.iter().filter(is_far) {
+            match volume.check_returned(*index) {
+                Ok(()) => {}
+                Err(VolumeError::Io(error)) => return Err(Error::from(error).into()),
+                Err(error) => {
+                    volume.exclude(*index);
+                    let error = format!("{error}, and mount the volume again");
+                    return Err(Wait::NeedsMount(Error::WrongDevice(error.into())));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Takes shards into use again that can only return together.
     fn resume_group(&self, linked: &Linked) -> Outcome<()> {
         let (core, set) = (&self.core, linked.set);
@@ -117,6 +137,7 @@ impl Fs {
         if devices.iter().any(is_away) {
             return Err(Wait::Later);
         }
+        self.check_labels(&devices)?;
         // Each other store has not failed itself. It stays in use, and its next commit is as any other.
         let failed: ShardSet = retired.iter().map(|(shard, _)| *shard).collect();
         let mut recovered = Vec::new();

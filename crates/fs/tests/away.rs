@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use jericho_fs::types::{Ino, ROOT, SetAttr};
 use jericho_fs::{File, Result, Resumed};
-use jericho_sim::{DeviceSet, FaultPlan, Operation};
+use jericho_sim::{DeviceSet, FaultPlan, Operation, SimDevice};
 use jericho_storage::{Cause, Device, IoError, Layer};
 
 use domain::*;
@@ -28,6 +28,8 @@ struct Host {
     counts_reads: AtomicBool,
     /// A change that failed may still reach the device.
     has_abandoned: AtomicBool,
+    /// The disk that it has instead of the device since it was away.
+    other: Mutex<Option<Arc<dyn Device>>>,
     /// Before it goes away, it sends through the first and waits for the second.
     pause: Mutex<Option<(Sender<()>, Receiver<()>)>>,
 }
@@ -41,8 +43,15 @@ impl Host {
             executes_last: AtomicBool::new(false),
             counts_reads: AtomicBool::new(false),
             has_abandoned: AtomicBool::new(false),
+            other: Mutex::default(),
             pause: Mutex::default(),
         })
+    }
+
+    /// Answers with another disk from now on.
+    fn answers_with(&self, other: Arc<dyn Device>) {
+        *self.other.lock().unwrap() = Some(other);
+        self.answers();
     }
 
     /// Goes away with the `nth` change from now on.
@@ -70,6 +79,11 @@ impl Host {
 struct Far(Arc<dyn Device>, Arc<Host>);
 
 impl Far {
+    fn disk(&self) -> Arc<dyn Device> {
+        let other = self.1.other.lock().unwrap();
+        other.as_ref().unwrap_or(&self.0).clone()
+    }
+
     fn unreachable(&self, operation: &'static str) -> IoError {
         IoError {
             operation,
@@ -109,6 +123,9 @@ impl Layer for Far {
     fn below(&self) -> &dyn Device {
         &*self.0
     }
+    fn may_fall_silent(&self) -> bool {
+        true
+    }
     fn is_silent(&self) -> bool {
         self.1.is_away()
     }
@@ -116,7 +133,7 @@ impl Layer for Far {
         self.1.has_abandoned.load(Ordering::SeqCst)
     }
     fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> std::result::Result<(), IoError> {
-        let mut read = || self.0.read_at(offset_bytes, buf);
+        let mut read = || self.disk().read_at(offset_bytes, buf);
         match (self.1.is_away(), self.1.counts_reads.load(Ordering::SeqCst)) {
             (true, _) => Err(self.unreachable("read")),
             (false, true) => self.change("read", read),
@@ -124,13 +141,15 @@ impl Layer for Far {
         }
     }
     fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> std::result::Result<(), IoError> {
-        self.change("write", || self.0.write_at(offset_bytes, buf))
+        self.change("write", || self.disk().write_at(offset_bytes, buf))
     }
     fn flush(&self) -> std::result::Result<(), IoError> {
-        self.change("flush", || self.0.flush())
+        self.change("flush", || self.disk().flush())
     }
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> std::result::Result<(), IoError> {
-        self.change("discard", || self.0.discard(offset_bytes, length_bytes))
+        self.change("discard", || {
+            self.disk().discard(offset_bytes, length_bytes)
+        })
     }
 }
 
@@ -553,6 +572,64 @@ fn a_file_of_another_slice_with_blocks_in_the_slice_keeps_its_changes() {
 }
 
 #[test]
+fn a_disk_that_is_not_the_one_of_the_volume_gets_no_write_when_its_host_is_back() {
+    let blank = || DeviceSet::new([SimDevice::new("two", 64 * MIB)]);
+    let others: [(&dyn Fn() -> DeviceSet, &str); 3] = [
+        (&blank, "holds no part of a volume"),
+        // The disk was formatted, or is that of another volume.
+        (&|| filled(false), "belongs to another volume"),
+        (
+            &|| formatted_with(true, [64 * MIB, 64 * MIB]),
+            "belongs to another volume",
+        ),
+    ];
+    for (make, found) in others {
+        for has_failed in [true, false] {
+            let set = filled(false);
+            let (mounted, host) = mount_far(&set);
+            let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+            let mut reported = Reported::default();
+            // Its pages are in their blocks from here on, where the evictor would write them again.
+            let open = mounted.synced(y, "open", 3).unwrap();
+            let dirty = mounted.synced(y, "dirty", 6).unwrap();
+            mounted.fs.checkpoint().unwrap();
+            mounted.write(&open, &pattern(4, BYTES)).unwrap();
+            mounted.write(&dirty, &pattern(7, BYTES)).unwrap();
+            host.goes();
+            if has_failed {
+                fails_with(EIO, mounted.fsync(&open));
+            } else {
+                // Only a flush has failed, so the slice keeps its store.
+                fails_with(EIO, mounted.fs.sync_all());
+            }
+            let others = make();
+            let other = others.devices().last().unwrap().clone();
+            let before = (other.operations(Some(Operation::Write)), other.digest());
+            host.answers_with(other.clone());
+            // Another slice changes the superblock.
+            mounted.volume.superblocks().update(&[], |_| {}).unwrap();
+            assert_eq!(mounted.fs.resume(), NOTHING);
+            let error = mounted.fs.failure_of(1).unwrap().to_string();
+            assert!(error.contains("two") && error.contains(found), "{error}");
+            assert!(error.contains("mount the volume again"), "{error}");
+            mounted.volume.superblocks().update(&[], |_| {}).unwrap();
+            // The other slice works.
+            mounted.synced(x, "near", 5).unwrap();
+            reported.note(x, "near", 5);
+            fails_with(EIO, mounted.fsync(&open));
+            fails_with(EIO, mounted.create(y, "new"));
+            assert!(try_write_back(&mounted, 1).is_err());
+            fails_with(EIO, mounted.fs.checkpoint());
+            fails_with(EIO, mounted.fs.close());
+            drop((open, dirty, mounted));
+            let after = (other.operations(Some(Operation::Write)), other.digest());
+            assert_eq!(after, before);
+            check_after_crash(&set, 1, &reported);
+        }
+    }
+}
+
+#[test]
 fn all_space_is_there_again_after_the_return() {
     let set = filled(false);
     let (mounted, host) = mount_far(&set);
@@ -696,11 +773,19 @@ fn what_changes_while_the_host_is_away_is_not_taken_for_a_part_of_the_batch_that
     }
 }
 
-/// Makes the data on a device's slice durable without a batch, as far as the device takes it.
+/// Writes the dirty pages of a slice to its device, without a batch.
 fn write_back(mounted: &Mounted, slice: usize) {
+    try_write_back(mounted, slice).unwrap();
+}
+
+/// Does the same, and returns the error if it fails.
+fn try_write_back(
+    mounted: &Mounted,
+    slice: usize,
+) -> std::result::Result<(), jericho_cache::Error> {
     let (sender, receiver) = channel();
     mounted.slices[slice].sync_all(Box::new(move |result| sender.send(result).unwrap()));
-    receiver.recv().unwrap().unwrap();
+    receiver.recv().unwrap()
 }
 
 #[test]

@@ -27,6 +27,9 @@ pub enum Error {
     /// The journal cannot be used. Holds the place and the cause.
     #[error("journal: {0}")]
     Journal(Arc<str>),
+    /// A device of another host is not the one of the volume any more. Holds its name, what was found, and what to do.
+    #[error("{0}")]
+    WrongDevice(Arc<str>),
     /// A panic interrupted an operation, so the state in memory may be inconsistent.
     #[error("a panic interrupted an operation")]
     HalfDone,
@@ -41,7 +44,7 @@ impl Error {
             Error::Store(_) => 5, // EIO
             // EUCLEAN
             Error::Damaged(_) | Error::Journal(_) => 117,
-            Error::HalfDone => 5, // EIO
+            Error::WrongDevice(_) | Error::HalfDone => 5, // EIO
         }
     }
 

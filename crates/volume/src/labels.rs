@@ -12,7 +12,6 @@ use jericho_storage::Device;
 use zerocopy::byteorder::little_endian::U16;
 
 use crate::error::VolumeError;
-use crate::superblocks::Superblocks;
 
 /// Returns the label of a device of the volume.
 pub fn label(superblock: &Superblock, index: usize) -> Box<Label> {
@@ -74,39 +73,27 @@ pub(crate) fn path_of(entry: &DeviceEntry) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(&entry.path[..len]))
 }
 
-/// Checks that each device is the one that the superblock names.
-pub(crate) fn check_devices(
-    devices: &[Arc<dyn Device>],
-    superblocks: &Superblocks,
+/// Checks that a device is the one with this index and entry, of the volume with this UUID. Reads only the label.
+pub(crate) fn check_label(
+    device: &Arc<dyn Device>,
+    index: usize,
+    (uuid, entry): (&[u8; 16], &DeviceEntry),
 ) -> Result<(), VolumeError> {
-    let (entries, uuid) = superblocks.with(|s| (s.devices.clone(), s.head.volume_uuid));
-    for (index, entry) in entries.iter().enumerate() {
-        let Some(device) = devices.get(index) else {
-            return Err(VolumeError::DeviceMissing {
-                index,
-                path: path_of(entry),
-            });
-        };
-        if device.is_absent() {
-            continue;
-        }
-        let wrong = |is: &str| VolumeError::WrongDevice {
-            device: device.name(),
-            index,
-            is: is.to_owned(),
-        };
-        let label = match good_label(device) {
-            Ok(label) => label,
-            Err(VolumeError::NotAVolume(_)) => return Err(wrong("holds no part of a volume")),
-            Err(error) => return Err(error),
-        };
-        if label.volume_uuid != uuid {
-            return Err(wrong("belongs to another volume"));
-        }
-        if label.device_uuid != entry.uuid {
-            return Err(wrong(&format!("is device {}", label.device_index.get())));
-        }
-        check_length(device, entry.blocks.get())?;
+    let wrong = |is: &str| VolumeError::WrongDevice {
+        device: device.name(),
+        index,
+        is: is.to_owned(),
+    };
+    let label = match good_label(device) {
+        Ok(label) => label,
+        Err(VolumeError::NotAVolume(_)) => return Err(wrong("holds no part of a volume")),
+        Err(error) => return Err(error),
+    };
+    if label.volume_uuid != *uuid {
+        return Err(wrong("belongs to another volume"));
+    }
+    if label.device_uuid != entry.uuid {
+        return Err(wrong(&format!("is device {}", label.device_index.get())));
     }
     Ok(())
 }

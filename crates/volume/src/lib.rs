@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod add;
+mod check_devices;
 mod device;
 mod error;
 mod find;

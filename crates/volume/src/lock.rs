@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use jericho_storage::{Access, Claim, ClaimError, Device, is_remote, remote_holder};
 
+use crate::check_devices::check_devices;
 use crate::device::{OpenMode, inspect, open_path};
 use crate::error::VolumeError;
-use crate::labels::check_devices;
 use crate::volume::Volume;
 
 /// A lock on the devices of a volume, held for one process until it is dropped. A reader's lock excludes writers. A writer's

@@ -8,10 +8,11 @@ use jericho_format::label::VERSION;
 use jericho_format::superblock::SuperblockError;
 use jericho_storage::{Device, absent_device};
 
+use crate::check_devices::check_devices;
 use crate::device::{OpenMode, open_path};
 use crate::error::VolumeError;
 use crate::find;
-use crate::labels::{check_devices, check_length, good_label, path_of};
+use crate::labels::{check_length, good_label, path_of};
 use crate::owner::{self, Verdict};
 use crate::superblocks::{ReadError, Superblocks};
 use crate::volume::Volume;

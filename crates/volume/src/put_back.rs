@@ -1,13 +1,13 @@
-//! Looks again for a device of another host that was missing when the volume was opened.
+//! Looks again for a device of another host that was missing when the volume was opened, and at one whose host was away since.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use jericho_storage::{Device, is_remote};
+use jericho_storage::{Device, absent_device, is_remote};
 
 use crate::device::{OpenMode, open_path};
 use crate::error::VolumeError;
-use crate::labels::{check_length, good_label, path_of};
+use crate::labels::{check_label, check_length, path_of};
 use crate::volume::Volume;
 
 impl Volume {
@@ -37,19 +37,38 @@ impl Volume {
             Err(VolumeError::Unreachable(_) | VolumeError::Refused(_)) => return Ok(None),
             opened => opened?,
         };
-        let wrong = |is: &str| VolumeError::WrongDevice {
-            device: device.name(),
-            index,
-            is: is.to_owned(),
-        };
-        let label = good_label(&device)?;
-        if label.volume_uuid != uuid || label.device_uuid != entry.uuid {
-            return Err(wrong("is another device"));
-        }
+        check_label(&device, index, (&uuid, &entry))?;
         check_length(&device, entry.blocks.get())?;
         if !self.superblocks().agrees_with(index, &device)? {
-            return Err(wrong("has grown since, or its slices have"));
+            return Err(VolumeError::WrongDevice {
+                device: device.name(),
+                index,
+                is: "has grown since, or its slices have".into(),
+            });
         }
         Ok(Some(device))
+    }
+
+    /// Checks that a device whose host was away still has the label of this volume. Another disk may be there under the device's name, or the disk may have
+    /// been formatted meanwhile. Reads only the label.
+    pub fn check_returned(&self, index: u16) -> Result<(), VolumeError> {
+        let index = usize::from(index);
+        let (entry, uuid) = self
+            .superblocks()
+            .with(|s| (s.devices.get(index).cloned(), s.head.volume_uuid));
+        match (self.devices().get(index), entry) {
+            (Some(device), Some(entry)) => check_label(device, index, (&uuid, &entry)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Has nothing more written to a device that turned out to be another one: no superblock, and no data in its slices.
+    pub fn exclude(&self, index: u16) {
+        let Some(device) = self.devices().get(usize::from(index)) else {
+            return;
+        };
+        self.note_excluded(index);
+        let missing = absent_device(&device.name(), device.size_bytes());
+        self.superblocks().take_away(index.into(), &missing);
     }
 }

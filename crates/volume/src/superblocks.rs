@@ -6,10 +6,13 @@ use jericho_format::PAGE_BYTES;
 use jericho_format::superblock::{
     COPY_BYTES, COPY_FIRST_BLOCK, FLAG_DIRTY, OwnerRecord, Superblock, SuperblockError,
 };
-use jericho_storage::{Device, IoError};
+use jericho_storage::{Cause, Device, IoError};
+use jericho_sys::errno::ENODEV;
 use parking_lot::Mutex;
 use zerocopy::{FromZeros, IntoBytes};
 
+use crate::error::VolumeError;
+use crate::labels::check_label;
 use crate::merge::merge;
 use crate::owner;
 
@@ -85,6 +88,34 @@ fn write_other(
     let other = 1 - counting;
     device.write_at(COPY_FIRST_BLOCK[other] * PAGE_BYTES, bytes)?;
     Ok(other)
+}
+
+/// Fails if a device of another host is not the one that the superblock names: its host may have been away, and may have come back with another disk.
+fn check_identity(
+    device: &Arc<dyn Device>,
+    index: usize,
+    superblock: &Superblock,
+) -> Result<(), IoError> {
+    let Some(entry) = superblock.devices.get(index) else {
+        return Ok(());
+    };
+    if !device.may_fall_silent() {
+        return Ok(());
+    }
+    match check_label(device, index, (&superblock.head.volume_uuid, entry)) {
+        Ok(()) => Ok(()),
+        Err(VolumeError::Io(error)) => Err(error),
+        Err(error) => {
+            tracing::error!("the superblock is not written: {error}");
+            Err(IoError {
+                operation: "write",
+                device: device.name(),
+                offset_bytes: COPY_FIRST_BLOCK[0] * PAGE_BYTES,
+                length_bytes: COPY_BYTES as u64,
+                cause: Cause::Errno(ENODEV),
+            })
+        }
+    }
 }
 
 impl Superblocks {
@@ -175,7 +206,10 @@ impl Superblocks {
         };
         let taking: Vec<bool> = devices.iter().enumerate().map(takes).collect();
         let write = |(index, device): (usize, &Arc<dyn Device>)| {
-            taking[index].then(|| write_other(&**device, state.counting[index], &bytes))
+            taking[index].then(|| {
+                check_identity(device, index, &state.current)?;
+                write_other(&**device, state.counting[index], &bytes)
+            })
         };
         let written: Vec<_> = devices.iter().enumerate().map(write).collect();
         let mut causes = vec![];

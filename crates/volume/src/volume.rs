@@ -27,6 +27,8 @@ pub struct Volume {
     has_checksums: bool,
     /// A device is on another host.
     may_fall_silent: AtomicBool,
+    /// Devices that turned out to be others while the volume was open.
+    excluded: Appended<u16>,
 }
 
 impl Volume {
@@ -47,6 +49,7 @@ impl Volume {
             superblocks: Arc::new(superblocks),
             slices: [slices].into_iter().collect(),
             growing: Mutex::new(()),
+            excluded: Appended::default(),
             uuid,
             hash_seed,
             read_only,
@@ -83,6 +86,16 @@ impl Volume {
     /// Returns whether a device of a slice is known to answer nothing at present.
     pub fn is_silent(&self, slice: &SliceSpace) -> bool {
         self.devices_of(slice).any(|device| device.is_silent())
+    }
+
+    pub(crate) fn note_excluded(&self, device: u16) {
+        self.excluded.append([device]);
+    }
+
+    /// Returns whether nothing may be written to a device, because it turned out to be another one (`exclude`).
+    #[inline]
+    pub fn is_excluded(&self, device: u16) -> bool {
+        self.excluded.iter().any(|excluded| *excluded == device)
     }
 
     /// Returns whether the volume has a device on another host, which may fall silent.

@@ -12,7 +12,7 @@ use jericho_cache::{Error as CacheError, Object, PagePlace, PageRun, Slice};
 use jericho_format::PAGE_BYTES;
 use jericho_format::threads::ThreadsOfInode;
 use jericho_metadata::store::Image;
-use jericho_volume::Blocks;
+use jericho_volume::{Blocks, Volume};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::data::extents::{At, Map, PageState, Placing};
@@ -394,6 +394,17 @@ impl File {
         Err(object_error(&Error::Damaged(what)))
     }
 
+    /// Fails if one of these places is on a device of another host that was exchanged: data of others may be there.
+    fn refuse_excluded(&self, places: &[PageRun]) -> CacheResult {
+        for run in places {
+            if let PagePlace::Device { device, .. } = run.place {
+                let checked = check_not_excluded(self.host.volume(), device);
+                checked.map_err(|error| object_error(&error))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Appends the places of readable blocks: the images of those that have one, and the others on their devices.
     fn push_newest(&self, at: At, count: u32, out: &mut Vec<PageRun>) -> CacheResult {
         let blocks = at.blocks(count);
@@ -485,6 +496,16 @@ impl File {
     }
 }
 
+/// Fails if nothing may be written to a device, because another one is in its place (`Volume::exclude`).
+pub(crate) fn check_not_excluded(volume: &Volume, device: u16) -> Result<()> {
+    if !volume.is_excluded(device) {
+        return Ok(());
+    }
+    let name = volume.devices()[usize::from(device)].name();
+    let error = format!("{name}: another device is in its place since its host was away");
+    Err(Error::WrongDevice(error.into()))
+}
+
 pub(crate) fn object_error(error: &Error) -> CacheError {
     match error {
         Error::Io(error) => CacheError::Io(error.clone()),
@@ -548,7 +569,7 @@ impl Object for File {
             self.host.allocator().logged(blocks).claim(blocks);
             self.push(at, count, out)?;
         }
-        Ok(())
+        self.refuse_excluded(out)
     }
 
     fn log(&self, first: u64, bytes: &[u8], commits: bool) -> bool {

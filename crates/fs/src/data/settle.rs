@@ -7,6 +7,7 @@ use jericho_metadata::store::Block;
 use jericho_storage::AlignedBuffer;
 
 use crate::core::Core;
+use crate::data::file::check_not_excluded;
 use crate::error::Result;
 
 /// Most pages of one write: 1 MiB.
@@ -59,6 +60,7 @@ fn write(core: &Core, settlement: &Settlement<'_>, copy: &mut AlignedBuffer) -> 
     }
     let mut rest = &copy.as_slice()[..settlement.images().len() * page_bytes];
     for run in core.volume.runs(settlement.blocks()) {
+        check_not_excluded(&core.volume, run.device)?;
         let (own, after) = rest.split_at(run.blocks as usize * page_bytes);
         core.volume.devices()[usize::from(run.device)].write_at(run.offset_bytes, own)?;
         rest = after;

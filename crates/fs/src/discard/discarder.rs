@@ -105,6 +105,9 @@ fn discard_loan(core: &Core, loan: &Loan<'_>) -> u64 {
         let Some(on) = on.filter(|on| on.load(Ordering::Acquire)) else {
             continue;
         };
+        if core.volume.is_excluded(run.device) {
+            continue;
+        }
         match device.discard(run.offset_bytes, u64::from(run.blocks) * PAGE_BYTES) {
             Ok(()) => blocks += u64::from(run.blocks),
             // The host has no room to record the hole or does not answer, or a signal interrupted the call. A later attempt may succeed.
