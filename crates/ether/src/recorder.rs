@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use jericho_remote::Owner;
+use jericho_storage::Device;
 use jericho_sys::service;
 
 use crate::lock::unpoisoned;
-use crate::owner::OwnerRecord;
+use crate::owner::{OwnerRecord, label_of};
 
 /// An export, its owner, and whether the record was written.
 pub(crate) type Written = (usize, Owner, bool);
@@ -23,8 +24,11 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Starts the thread. Returns it with a socket that does not block, and that becomes readable when a record was written, or could not be.
-    pub fn start(record: OwnerRecord) -> io::Result<(Recorder, UnixStream)> {
+    /// Starts the thread, for the record of a device. Returns it with a socket that does not block, and that becomes readable when a record was written, or could not be.
+    pub fn start(
+        record: OwnerRecord,
+        device: Arc<dyn Device>,
+    ) -> io::Result<(Recorder, UnixStream)> {
         let (bell, rung) = UnixStream::pair()?;
         bell.set_nonblocking(true)?;
         rung.set_nonblocking(true)?;
@@ -33,7 +37,7 @@ impl Recorder {
         let ended = Arc::clone(&written);
         let thread = service::spawn("serve-record", move || {
             for (export, owner) in to_write {
-                let result = record.write(&owner);
+                let result = record.write(&owner, label_of(&*device));
                 if let Err(error) = &result {
                     let path = record.path().display();
                     tracing::error!(%error, "cannot record the owner of the export in {path}; no client can attach it");

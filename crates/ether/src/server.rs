@@ -15,7 +15,7 @@ use jericho_topology::Topology;
 
 use crate::links::{LinkError, Links, entropy};
 use crate::outbox::Mode;
-use crate::owner::OwnerRecord;
+use crate::owner::{OwnerRecord, label_of};
 use crate::recorder::Recorder;
 use crate::reserve::reserve;
 use crate::serving::{Receiving, Serving};
@@ -132,15 +132,20 @@ impl Server {
         let links = Links::open(&config.interfaces, opening, &config.topology, 1)?;
         let record = open_record(&*device, config)?;
         let last_owner = match &record {
-            Some(record) => record.read().map_err(|source| ServeError::State {
-                path: record.path().to_owned(),
-                source,
-            })?,
+            Some(record) => {
+                record
+                    .read(label_of(&*device))
+                    .map_err(|source| ServeError::State {
+                        path: record.path().to_owned(),
+                        source,
+                    })?
+            }
             None => None,
         };
         let target = target_of(&*device, config, &links, last_owner)?;
         let (stop, stopped) = UnixStream::pair().map_err(failed("make a socket"))?;
-        let recorder = record.map(Recorder::start).transpose();
+        let start = |record| Recorder::start(record, Arc::clone(&device));
+        let recorder = record.map(start).transpose();
         let (recorder, bell) = recorder.map_err(failed("start threads"))?.unzip();
         let topology = &config.topology;
         let outboxes = links.outboxes(config.mode);
