@@ -48,7 +48,7 @@ use jericho_metadata::errno::ESHUTDOWN;
 use jericho_metadata::shard::ShardSet;
 use jericho_metadata::store::{Change, weight_of};
 use jericho_volume::Blocks;
-use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 
 use crate::error::{Error, Result};
 use crate::inode::Inode;
@@ -228,6 +228,9 @@ pub struct Commits {
     missing: Mutex<Option<Missing>>,
 }
 
+/// The failure that has ended the changes of a shard, locked.
+type Failure<'a> = MutexGuard<'a, Option<Error>>;
+
 /// Where there is no room for changes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Missing {
@@ -344,12 +347,11 @@ impl Commits {
 
     /// Ends all changes if the calling thread unwinds from a panic, because its operation is half done.
     pub fn fail_if_panicking(&self) {
-        if std::thread::panicking() && !self.has_ended() {
-            let error = Error::HalfDone;
+        let error = Error::HalfDone;
+        if std::thread::panicking() && self.end_changes(&error) {
             tracing::error!(
                 "{error}; a slice accepts no more changes until the volume is mounted again (jericho stat shows which)"
             );
-            self.fail(error);
         }
     }
 
@@ -373,16 +375,16 @@ impl Commits {
         self.end_changes(&error);
     }
 
-    /// Takes changes again: the device has come back, and the store is recovered. The gate is closed and the cut locked. Returns false, without effect, if
-    /// a failure has ended the changes that is not over.
-    fn put_back(&self, is_over: impl FnOnce(&Error) -> bool) -> bool {
-        let mut failed = self.failed.lock();
-        let is_over = failed.as_ref().is_none_or(is_over);
-        if is_over {
-            *failed = None;
-            self.is_failed.store(false, Ordering::Release);
-        }
-        is_over
+    /// Locks the failure that has ended the changes, so that no other one arrives. Returns `None` if it is not over.
+    fn lock_failure(&self, is_over: impl FnOnce(&Error) -> bool) -> Option<Failure<'_>> {
+        let failed = self.failed.lock();
+        failed.as_ref().is_none_or(is_over).then_some(failed)
+    }
+
+    /// Takes changes again: the device has come back, and the store is recovered. The gate is closed and the cut locked.
+    fn put_back(&self, mut failure: Failure<'_>) {
+        *failure = None;
+        self.is_failed.store(false, Ordering::Release);
     }
 
     /// Has operations that remove names in the shard wait, as if very many removed files waited there, until the next batch is sealed.

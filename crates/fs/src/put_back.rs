@@ -266,10 +266,11 @@ impl Fs {
         core.put_shards_back(shards, || {
             // First: a thread that finds a store also finds the images that are newer than their blocks.
             let devices = core.volume.devices();
-            let is_back =
-                |(index, device): &ReturnedDevice| devices[*index].put_back(device.clone());
-            if !came.iter().all(is_back) {
+            if !came.iter().all(|(index, _)| devices[*index].is_absent()) {
                 return false;
+            }
+            for (index, device) in came {
+                devices[*index].put_back(device.clone());
             }
             for one in returned.take().into_iter().flatten() {
                 core.allocator.put_store_back(one.slice, one.store);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use jericho_journal::AppendError;
-use jericho_storage::IoError;
+use jericho_storage::{Cause, IoError};
 use jericho_volume::VolumeError;
 
 /// Result of a filesystem operation.
@@ -53,10 +53,16 @@ impl Error {
         matches!(self, Error::Io(error) if error.is_unreachable())
     }
 
-    /// Notes in `first` an error that ends something for ever, or until a host answers again. Keeps an earlier error, unless only that
-    /// one ends with the host's absence. Returns whether it has noted the error.
+    /// Returns whether a device failed only because it is missing since the mount.
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Error::Io(error) if error.cause == Cause::Errno(19)) // ENODEV
+    }
+
+    /// Notes in `first` an error that ends something for ever, or until a host answers again or a device comes back. Keeps an earlier error, unless only that
+    /// one ends with the absence of the host or device. Returns whether it has noted the error.
     pub fn note_in(&self, first: &mut Option<Error>) -> bool {
-        let is_worse = |first: &Error| first.is_unreachable() && !self.is_unreachable();
+        let is_absence = |error: &Error| error.is_unreachable() || error.is_missing();
+        let is_worse = |first: &Error| is_absence(first) && !is_absence(self);
         let notes = first.as_ref().is_none_or(is_worse);
         if notes {
             *first = Some(self.clone());

@@ -35,6 +35,8 @@ impl Core {
     /// their slices. Meanwhile no operation holds a gate and no thread seals or commits a batch, so each of these sees the shards either without their stores
     /// or with them. Does nothing if a shard has changes: it must have none while its store is missing.
     ///
+    /// `put_back` has no effect if it returns false, and takes no lock of a batch.
+    ///
     /// A committer keeps its cut during transfers to its device. So this call gives up after a short time, and has no lock then.
     pub fn put_shards_back(&self, set: ShardSet, put_back: impl FnOnce() -> bool) -> PutShardsBack {
         let all = self.shards.map().all();
@@ -45,17 +47,21 @@ impl Core {
             let batch = self.shards.get(*id).commits.batch.lock();
             set.contains(*id) && !(is_empty(&batch) && cut.changes.is_empty())
         };
-        // Of the missing device. It is the only failure that ends with the return.
-        let missing = |shard: &Shard| shard.store.check().err().map(|error| error.to_string());
-        let missing: Vec<_> = self.shards.of_set(set).map(missing).collect();
-        if locks.cuts.iter().any(has_changes) || !put_back() {
+        if locks.cuts.iter().any(has_changes) {
             return PutShardsBack::Refused;
         }
-        for (shard, missing) in self.shards.of_set(set).zip(missing) {
-            let is_over = |error: &Error| missing == Some(error.to_string());
-            if !shard.commits.put_back(is_over) {
-                return PutShardsBack::Refused;
-            }
+        // That of the missing device is the only failure that ends with the return. No other one arrives from here until the shards take changes, so
+        // either all take changes or none.
+        let shards: Vec<&Shard> = self.shards.of_set(set).collect();
+        let locked = shards
+            .iter()
+            .map(|shard| shard.commits.lock_failure(Error::is_missing));
+        let failures: Option<Vec<_>> = locked.collect();
+        let Some(failures) = failures.filter(|_| put_back()) else {
+            return PutShardsBack::Refused;
+        };
+        for (shard, failure) in shards.iter().zip(failures) {
+            shard.commits.put_back(failure);
         }
         let slices = 0..self.slice_count();
         slices
@@ -96,3 +102,6 @@ fn is_empty(batch: &Batch) -> bool {
         && batch.parked.is_empty()
         && batch.links == ShardSet::default()
 }
+
+#[cfg(test)]
+mod tests;

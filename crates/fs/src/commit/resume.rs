@@ -114,12 +114,13 @@ impl Core {
             for slice in self.shards.slices_of(id, self.slice_count()) {
                 self.allocator.reopen(slice);
             }
-            if !shard.commits.put_back(Error::is_unreachable) {
+            let Some(failure) = shard.commits.lock_failure(Error::is_unreachable) else {
                 // It came since the question above. The others are linked.
                 let failure = shard.commits.failure();
                 let _ = failure.map_err(|error| self.end_changes(set, &error));
                 return ResumeShards::Failed;
-            }
+            };
+            shard.commits.put_back(failure);
             shard.checkpoints.note(shard.store.checkpoint_need());
             // Commits what has waited.
             shard.commits.try_later();
