@@ -14,10 +14,10 @@ use crate::volume::OpenVolume;
 /// Time from the end of one attempt to the next one.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// Starts the thread if the volume is mounted for writing and has a device of another host. Does nothing if the thread was started before.
+/// Starts the thread if the volume has a device of another host. Does nothing if the thread was started before.
 pub(crate) fn start(volume: &Arc<OpenVolume>) -> io::Result<()> {
     let absences = volume.fs.absences();
-    if volume.read_only || !volume.devices.may_fall_silent() || !absences.begin() {
+    if !volume.devices.may_fall_silent() || !absences.begin() {
         return Ok(());
     }
     let volume = Arc::downgrade(volume);
@@ -40,10 +40,11 @@ fn run(volume: &Weak<OpenVolume>, absences: &Absences) {
                 is_waiting: waits,
             } = volume.fs.resume();
             if !slices.is_empty() {
-                tracing::info!(
-                    ?slices,
-                    "a host answers again: its slices take changes again"
-                );
+                let can = match volume.read_only {
+                    true => "can be read",
+                    false => "take changes",
+                };
+                tracing::info!(?slices, "a host answers again: its slices {can} again");
             }
             is_waiting = waits;
         }

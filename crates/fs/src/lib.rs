@@ -24,6 +24,7 @@ mod objects;
 mod orphans;
 mod put_back;
 mod resume;
+mod resume_reading;
 mod scrub;
 mod shards;
 mod table;

@@ -30,7 +30,7 @@ pub struct Resumed {
 }
 
 /// Why shards stay suspended.
-enum Wait {
+pub(crate) enum Wait {
     /// A device does not answer, or a thread keeps a lock.
     Later,
     /// Only a mount can use them.
@@ -46,7 +46,7 @@ impl From<Error> for Wait {
     }
 }
 
-type Outcome<T> = std::result::Result<T, Wait>;
+pub(crate) type Outcome<T> = std::result::Result<T, Wait>;
 
 /// A recovered store, which no other thread can reach.
 struct Recovered {
@@ -60,12 +60,15 @@ impl Fs {
         self.core.absences.clone()
     }
 
-    /// Takes the suspended shards into use again whose devices answer. One call at a time does so. `close` waits for none of the steps that wait for a
+    /// Takes the suspended shards into use again whose devices answer. On a volume that is mounted for reading, opens the stores again that could not be read. One call at a time does so. `close` waits for none of the steps that wait for a
     /// device.
     pub fn resume(&self) -> Resumed {
         let core = &self.core;
         let mut resumed = Resumed::default();
         let _alone = self.returning.lock();
+        if core.options.read_only {
+            return self.resume_reading();
+        }
         if self.may_return().is_err() {
             return resumed;
         }
@@ -98,7 +101,7 @@ impl Fs {
 
     /// Checks that devices whose hosts were away are still those of the volume, before anything is written to them. Has nothing more written to one that
     /// is another one.
-    fn check_labels(&self, devices: &[u16]) -> Outcome<()> {
+    pub(crate) fn check_labels(&self, devices: &[u16]) -> Outcome<()> {
         let volume = &self.core.volume;
         let is_far = |index: &&u16| volume.devices()[usize::from(**index)].may_fall_silent();
         for index in devices.iter().filter(is_far) {

@@ -480,6 +480,128 @@ fn a_slice_whose_metadata_could_only_not_be_read_comes_back() {
     assert!(!absences.wait(), "the thread ends");
 }
 
+/// Mounts for reading, with the last device on another host, and little memory for the metadata stores.
+fn mount_far_for_reading(set: &DeviceSet) -> (Mounted, Arc<Host>) {
+    let mut devices = set.as_devices();
+    let host = Host::new();
+    let last = devices.pop().unwrap();
+    devices.push(Arc::new(Far(last, host.clone())));
+    (try_mount_for_reading(devices, 1 << 20).unwrap(), host)
+}
+
+/// Returns a volume after a power cut. The last batches are only in the journals: one file more than `FILES`, and a file that another slice had.
+fn cut_with_much_metadata(checksums: bool) -> DeviceSet {
+    let set = filled(checksums);
+    let mounted = try_mount(set.as_devices()).unwrap();
+    let (x, y) = (mounted.dir("x"), mounted.dir("y"));
+    for number in 0..FILES {
+        let file = mounted.create(y, &format!("f{number}")).unwrap();
+        let value = vec![number as u8; 60_000];
+        let fs = &mounted.fs;
+        fs.setxattr(file.ino(), b"user.a", &value, 0).unwrap();
+    }
+    mounted.fs.checkpoint().unwrap();
+    mounted.synced(y, "logged", 9).unwrap();
+    mounted.fs.rename(x, b"old", y, b"moved", 0).unwrap();
+    mounted.fs.commit().unwrap();
+    set.crash(1)
+}
+
+/// Has more extended attributes than the stores keep in memory.
+const FILES: usize = 60;
+
+fn read_all_values(mounted: &Mounted) -> Result<()> {
+    let y = mounted.fs.lookup(ROOT, b"y")?.ino;
+    for number in 0..FILES {
+        let file = mounted.fs.lookup(y, format!("f{number}").as_bytes())?;
+        let value = mounted.fs.getxattr(file.ino, b"user.a")?;
+        assert_eq!(value, vec![number as u8; 60_000], "{number}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_volume_that_is_mounted_for_reading_can_be_read_again_when_its_host_is_back() {
+    for checksums in [false, true] {
+        let set = cut_with_much_metadata(checksums);
+        let before = set.devices().iter().map(|one| one.digest());
+        let before: Vec<_> = before.collect();
+        let (mounted, host) = mount_far_for_reading(&set);
+        let absences = mounted.fs.absences();
+        let y = reported_dir(&mounted, "y");
+        for round in 0..3 {
+            read_all_values(&mounted).unwrap();
+            assert_eq!(mounted.fs.resume(), NOTHING);
+            host.goes();
+            fails_with(EIO, read_all_values(&mounted));
+            assert!(absences.wait(), "the thread learns of it");
+            assert_eq!(mounted.fs.resume(), waiting());
+            // The other slice can be read.
+            mounted.fs.lookup(ROOT, b"x").unwrap();
+            host.answers();
+            if round == 1 {
+                // It goes away again with the first read.
+                host.counts_reads.store(true, Ordering::SeqCst);
+                host.goes_at(3, false);
+                assert_eq!(mounted.fs.resume(), waiting());
+                host.answers();
+            }
+            assert_eq!(mounted.fs.resume(), back(&[1]));
+            read_all_values(&mounted).unwrap();
+            for (name, seed) in [("old", 1), ("logged", 9), ("moved", 0)] {
+                let contents = mounted.contents(y, name).unwrap();
+                assert_eq!(contents, pattern(seed, BYTES), "{name}");
+            }
+        }
+        fails_with(EROFS, mounted.create(y, "new"));
+        mounted.fs.close().unwrap();
+        assert!(!absences.wait(), "the thread ends");
+        drop(mounted);
+        let after = set.devices().iter().map(|one| one.digest());
+        assert!(after.eq(before), "nothing was written");
+    }
+}
+
+#[test]
+fn a_volume_that_is_mounted_for_reading_keeps_its_view_or_waits_for_a_mount() {
+    let set = cut_with_much_metadata(false);
+    let changed = set.crash(2);
+    let mounted = try_mount(changed.as_devices()).unwrap();
+    mounted.synced(mounted.dir("y"), "later", 3).unwrap();
+    mounted.fs.close().unwrap();
+    drop(mounted);
+    let blank = DeviceSet::new([SimDevice::new("two", 64 * MIB)]);
+    for (other, found) in [
+        (&changed, "was changed while its host was away"),
+        (&blank, "holds no part of a volume"),
+    ] {
+        let (mounted, host) = mount_far_for_reading(&set);
+        host.goes();
+        fails_with(EIO, read_all_values(&mounted));
+        host.answers_with(other.devices().last().unwrap().clone());
+        assert_eq!(mounted.fs.resume(), NOTHING);
+        let error = mounted.fs.failure_of(1).unwrap().to_string();
+        assert!(error.contains(found), "{error}");
+        assert!(read_all_values(&mounted).is_err());
+        assert_eq!(mounted.fs.resume(), NOTHING);
+        mounted.fs.lookup(ROOT, b"x").unwrap();
+        fails_with(EIO, mounted.fs.close());
+    }
+}
+
+#[test]
+fn a_volume_that_is_mounted_for_reading_can_be_closed_while_its_host_is_away() {
+    let set = cut_with_much_metadata(false);
+    let (mounted, host) = mount_far_for_reading(&set);
+    host.goes();
+    fails_with(EIO, read_all_values(&mounted));
+    assert_eq!(mounted.fs.resume(), waiting());
+    // The stores report that they could not be read.
+    fails_with(EIO, mounted.fs.close());
+    host.answers();
+    assert_eq!(mounted.fs.resume(), NOTHING);
+}
+
 #[test]
 fn a_device_that_answers_with_an_error_does_not_come_back() {
     for is_away_first in [false, true] {

@@ -31,7 +31,7 @@ use std::sync::{Arc, OnceLock};
 use arc_swap::ArcSwap;
 use jericho_format::sums::Group;
 use jericho_format::{PAGE_BYTES, record};
-use jericho_journal::{History, JournalArea};
+use jericho_journal::{History, JournalArea, Position};
 use jericho_storage::{Appended, IoError};
 use parking_lot::Mutex;
 use redb::{Database, StorageBackend};
@@ -104,6 +104,15 @@ struct Past {
     journal: Option<History>,
     /// The linked batches that were never in the journal.
     linked: u64,
+    /// Where redb and the journal ended.
+    ends: Ends,
+}
+
+/// The position of redb's checkpoint, and the end of the journal, if it could be read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Ends {
+    redb: Position,
+    journal: Option<Position>,
 }
 
 /// The store of an open volume. Thread-safe.
@@ -132,6 +141,8 @@ pub struct Store {
     absent: Option<Error>,
     /// Which batches the store had when it was opened, for the last batch of a store that comes back later.
     past: OnceLock<Past>,
+    /// Whether the last batch of the journal counted, if it required others.
+    kept_last: OnceLock<bool>,
     /// The first damage that a reader has found.
     damage: OnceLock<Error>,
     /// `None`: the store is in memory.
@@ -212,6 +223,7 @@ impl Store {
             left: Mutex::default(),
             absent: None,
             past: OnceLock::new(),
+            kept_last: OnceLock::new(),
             damage: OnceLock::new(),
             room: Room::of(region.as_deref()),
             region,

@@ -1,5 +1,7 @@
 //! Opens the metadata stores and the allocator of a volume.
 
+mod again;
+
 use std::sync::Arc;
 
 use jericho_format::superblock::{CHUNK_BY_FORMAT, ChunkEntry};
@@ -13,6 +15,8 @@ use crate::shard::ShardId;
 use crate::store::recovery::{Damage, JournalPlace, Recovered};
 use crate::store::region::Region;
 use crate::store::{Requirement, Store, StoreOptions, StoreRef};
+
+pub use again::open_again;
 
 /// Least memory of a store.
 const STORE_CACHE_BYTES_MIN: usize = 1 << 20;

@@ -23,6 +23,7 @@ pub const MIB: u64 = 1 << 20;
 pub const BYTES: usize = 3 * 4096 + 100;
 pub const EIO: i32 = 5;
 pub const ENODEV: i32 = 19;
+pub const EROFS: i32 = 30;
 pub const ENOSPC: i32 = 28;
 
 /// Returns a volume with a store in each of two slices, which are on devices of their own.
@@ -56,11 +57,27 @@ pub fn try_mount(devices: Vec<Arc<dyn Device>>) -> Result<Mounted> {
 
 /// Mounts with this memory for the metadata stores.
 pub fn try_mount_with(devices: Vec<Arc<dyn Device>>, store_cache_bytes: usize) -> Result<Mounted> {
-    let volume = Arc::new(Volume::open_from_devices(devices, OpenMode::WRITE).unwrap());
+    try_mount_as(devices, store_cache_bytes, OpenMode::WRITE)
+}
+
+/// Mounts for reading, with this memory for the metadata stores.
+pub fn try_mount_for_reading(
+    devices: Vec<Arc<dyn Device>>,
+    store_cache_bytes: usize,
+) -> Result<Mounted> {
+    try_mount_as(devices, store_cache_bytes, OpenMode::READ)
+}
+
+fn try_mount_as(
+    devices: Vec<Arc<dyn Device>>,
+    store_cache_bytes: usize,
+    mode: OpenMode,
+) -> Result<Mounted> {
+    let volume = Arc::new(Volume::open_from_devices(devices, mode).unwrap());
     let slices = start_slices(&volume, Duration::from_secs(3600));
     let options = FsOptions {
         store_cache_bytes,
-        read_only: false,
+        read_only: mode.read_only,
         inode_cache: 100,
         commit_interval_ms: 3_600_000,
     };

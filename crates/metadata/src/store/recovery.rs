@@ -14,12 +14,11 @@ use std::time::Instant;
 use jericho_journal::{Journal, JournalArea, JournalVolume, Position, RecoverError, Recovery};
 use jericho_storage::Device;
 
-use super::Past;
 use super::batch::Operations;
 use super::log::Log;
 use super::payload::{IN_REDB, Requirement};
 use super::tables::{CHECKPOINT, Table};
-use super::{Store, payload};
+use super::{Ends, Past, Store, payload};
 use crate::errno::ENOSPC;
 use crate::error::{Error, Result};
 
@@ -168,7 +167,31 @@ impl Store {
         let _ = self.past.set(Past {
             journal: recovered.recovery.as_ref().map(Recovery::history),
             linked: self.linked()?,
+            ends: self.ends(recovered)?,
         });
+        Ok(())
+    }
+
+    fn ends(&self, recovered: &Recovered) -> Result<Ends> {
+        Ok(Ends {
+            redb: self.checkpoint_position()?,
+            journal: recovered.recovery.as_ref().map(Recovery::end),
+        })
+    }
+
+    /// Recovers this store as `before` was recovered, on a volume that is open for reading: the last batch counts if it counted then. Writes nothing. Fails if
+    /// redb or the journal ends at another place, because the view of a mount for reading must not change.
+    pub fn recover_as(&self, before: &Store, place: JournalPlace) -> Result<()> {
+        let mut recovered = self.recover(place, Damage::GiveUpRest)?;
+        let kept = before.kept_last.get().copied();
+        let has_last = recovered.last.is_some() == kept.is_some();
+        self.decide(&mut recovered, kept.unwrap_or(true))?;
+        self.note_past(&recovered)?;
+        let ends = |store: &Store| store.past.get().map(|past| past.ends);
+        if !has_last || ends(self) != ends(before) {
+            let what = "it was changed while its host was away";
+            return Err(Error::Journal(what.into()));
+        }
         Ok(())
     }
 
@@ -196,6 +219,7 @@ impl Store {
         let Some(last) = recovered.last.take() else {
             return Ok(());
         };
+        let _ = self.kept_last.set(counts);
         if counts {
             return self.replay(&last.operations);
         }
