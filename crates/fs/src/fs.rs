@@ -381,6 +381,12 @@ impl Fs {
         all.map(|shard| shard.commits.waiters()).sum()
     }
 
+    /// Has the batches of a slice's shard go to redb past the journal, as those that are too long for it. For tests.
+    pub fn pass_journal(&self, slice: SliceId) {
+        let shard = self.core.shards.map().of_slice(slice);
+        self.core.shards.get(shard).store.pass_journal(true);
+    }
+
     /// Has batches take one step of a file's extents at a time, of at most this many pages, so that tests find faults with few pages that
     /// otherwise need very many extents.
     pub fn shorten_steps(&self, pages: u64) {

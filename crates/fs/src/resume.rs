@@ -151,7 +151,7 @@ impl Fs {
             written.map_err(|error| Wait::from(Error::from(error)))?;
             recovered = core.recover_suspended(failed)?;
         }
-        let durable = durable_batches(&recovered, &retired, &linked.groups)?;
+        let durable = core.durable_batches(&recovered, &retired, &linked.groups)?;
         let mut recovered = Some(recovered);
         let publish = |recovered: &mut Option<Vec<Recovered>>| {
             for one in recovered.take().into_iter().flatten() {
@@ -179,30 +179,6 @@ impl Fs {
             std::thread::sleep(LOCK_PAUSE);
         }
     }
-}
-
-/// Returns the shards whose sealed batch is in the recovered store. `groups`: those whose sealed batches are linked.
-fn durable_batches(
-    recovered: &[Recovered],
-    retired: &[(ShardId, Retired)],
-    groups: &[ShardSet],
-) -> Outcome<ShardSet> {
-    let (mut durable, mut lost) = (ShardSet::default(), ShardSet::default());
-    for (one, (_, retired)) in recovered.iter().zip(retired) {
-        match one.store.has_attempted(retired, one.shard.index() as u16)? {
-            Some(true) => durable.insert(one.shard),
-            Some(false) => lost.insert(one.shard),
-            None => {}
-        }
-    }
-    // A recovery keeps all batches of a group or none.
-    let has_any = |group: &ShardSet, of: ShardSet| group.iter().any(|shard| of.contains(shard));
-    let is_torn = |group: &ShardSet| has_any(group, durable) && has_any(group, lost);
-    if groups.iter().any(is_torn) {
-        let what = "a part of an operation in several slices is missing";
-        return Err(Wait::NeedsMount(Error::Journal(what.into())));
-    }
-    Ok(durable)
 }
 
 impl Core {
@@ -256,6 +232,47 @@ impl Core {
             Ok(retired) => retired.ok_or(Wait::Later),
             Err(error) => Err(Wait::NeedsMount(error)),
         }
+    }
+
+    /// Returns the shards whose sealed batch is in the recovered store. `groups`: those whose sealed batches are linked. The retired stores are still in their
+    /// places.
+    fn durable_batches(
+        &self,
+        recovered: &[Recovered],
+        retired: &[(ShardId, Retired)],
+        groups: &[ShardSet],
+    ) -> Outcome<ShardSet> {
+        let (mut durable, mut lost) = (ShardSet::default(), ShardSet::default());
+        for (one, (_, retired)) in recovered.iter().zip(retired) {
+            let in_journal = one.store.has_attempted(retired, one.shard.index() as u16)?;
+            let before = &self.shards.get(one.shard).store;
+            let in_redb = one.store.has_unpublished(before)?;
+            if in_redb == Some(true) {
+                self.harden(one.shard)?;
+            }
+            match in_journal.or(in_redb) {
+                Some(true) => durable.insert(one.shard),
+                Some(false) => lost.insert(one.shard),
+                None => {}
+            }
+        }
+        // A recovery keeps all batches of a group or none.
+        let has_any = |group: &ShardSet, of: ShardSet| group.iter().any(|shard| of.contains(shard));
+        let is_torn = |group: &ShardSet| has_any(group, durable) && has_any(group, lost);
+        if groups.iter().any(is_torn) {
+            let what = "a part of an operation in several slices is missing";
+            return Err(Wait::NeedsMount(Error::Journal(what.into())));
+        }
+        Ok(durable)
+    }
+
+    /// Makes what redb has of a shard durable: its last flush may have failed.
+    fn harden(&self, shard: ShardId) -> Outcome<()> {
+        for index in self.devices_of(ShardSet::one(shard)) {
+            let flushed = self.volume.devices()[usize::from(index)].flush();
+            flushed.map_err(|error| Wait::from(Error::from(error)))?;
+        }
+        Ok(())
     }
 
     /// Recovers the stores of shards, in the order of the shards.

@@ -265,18 +265,23 @@ fn reported_dir(mounted: &Mounted, name: &str) -> Ino {
 
 #[test]
 fn a_slice_comes_back_after_its_host_was_away_from_any_change_on() {
-    away_from_each(false);
+    away_from_each(false, false);
+}
+
+#[test]
+fn a_slice_comes_back_after_its_host_was_away_while_batches_went_past_the_journal() {
+    away_from_each(false, true);
 }
 
 #[test]
 fn a_slice_comes_back_after_its_host_was_away_from_any_read_on() {
-    away_from_each(true);
+    away_from_each(true, false);
 }
 
-/// Has the host go away with each change, or with each change or read, of some work.
-fn away_from_each(counts_reads: bool) {
+/// Has the host go away with each change, or with each change or read, of some work. `passes`: each batch of its slice goes to redb past the journal.
+fn away_from_each(counts_reads: bool, passes: bool) {
     let all = [(false, false), (true, true), (false, true), (true, false)];
-    let some = if counts_reads { 2 } else { 4 };
+    let some = if counts_reads || passes { 2 } else { 4 };
     for (checksums, executes_last) in all.into_iter().take(some) {
         let start = filled(checksums);
         for nth in 1.. {
@@ -286,6 +291,9 @@ fn away_from_each(counts_reads: bool) {
             let mut reported = Reported::default();
             reported.note(y, "old", 1);
             let mut last = None;
+            if passes {
+                mounted.fs.pass_journal(1);
+            }
             host.counts_reads.store(counts_reads, Ordering::SeqCst);
             host.goes_at(nth, executes_last);
             let worked = work(&mounted, &mut reported, &mut last);

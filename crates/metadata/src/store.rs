@@ -25,7 +25,7 @@ mod view;
 
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
@@ -133,6 +133,10 @@ pub struct Store {
     failed: Mutex<Option<Error>>,
     /// The place of a batch that was written to the journal, perhaps in part, and that readers do not see.
     unpublished: Mutex<Option<BatchPlace>>,
+    /// The rows of a batch that goes to redb past the journal, and that readers do not see.
+    unpublished_rows: Mutex<Option<Arc<[tables::Row]>>>,
+    /// See `pass_journal`.
+    passes_journal: AtomicBool,
     /// Why another store takes the place of this one.
     retired: OnceLock<IoError>,
     /// What this store knew when it was retired.
@@ -224,6 +228,8 @@ impl Store {
             absent: None,
             past: OnceLock::new(),
             kept_last: OnceLock::new(),
+            unpublished_rows: Mutex::new(None),
+            passes_journal: AtomicBool::new(false),
             damage: OnceLock::new(),
             room: Room::of(region.as_deref()),
             region,

@@ -76,16 +76,25 @@ enum Fit {
 }
 
 impl Store {
-    /// Ends all changes until the next mount, if the host of a device did not answer while a batch was written to redb: nothing tells later
+    /// Takes note of the rows of a batch that goes to redb past the journal. If the host of a device does not answer meanwhile, the next store tells by its rows
     /// whether redb has the batch.
-    fn end_for_redb(&self, error: Error) -> Error {
-        match error.is_unreachable() {
-            true => {
-                let what = format!("{error}, while a batch was written past the journal");
-                self.fail(Error::Journal(what.into()))
-            }
-            false => error,
+    fn begins_in_redb(&self, rows: Vec<Row>) {
+        *self.unpublished_rows.lock() = Some(rows.into());
+    }
+
+    /// Ends all changes, if the host of a device did not answer while a batch was written to redb. After another error redb does not have the batch, or no
+    /// other store takes the place of this one.
+    fn failed_in_redb(&self, error: Error) -> Error {
+        if error.is_unreachable() {
+            return self.fail(error);
         }
+        *self.unpublished_rows.lock() = None;
+        error
+    }
+
+    /// Has the next batches go to redb past the journal, as those that are too long for it. For tests.
+    pub fn pass_journal(&self, passes: bool) {
+        self.passes_journal.store(passes, Ordering::Relaxed);
     }
 
     /// Finds room for a batch: in the journal, and in the memory for rows. If there is none, makes a checkpoint in this thread, or
@@ -157,6 +166,9 @@ impl Store {
         let Some(payload) = payload::encode(operations) else {
             return Fit::Redb;
         };
+        if self.passes_journal.load(Ordering::Relaxed) {
+            return Fit::Redb;
+        }
         let longest = &self.longest_batch_bytes;
         longest.fetch_max(payload.len(), Ordering::Relaxed);
         let class = AppendClass::Ordinary;
@@ -224,15 +236,16 @@ impl Prepared<'_> {
             }
             Way::Redb(mut writer) => {
                 let mut rows = store.view.load().in_memory();
-                self.rows.drain(..).for_each(|row| rows.put(row));
                 if !requires.is_empty() {
-                    rows.put(linked_row(store.linked()? + 1));
+                    self.rows.push(linked_row(store.linked()? + 1));
                 }
+                store.begins_in_redb(self.rows.clone());
+                self.rows.drain(..).for_each(|row| rows.put(row));
                 let position = self.log.end();
                 let written = store.write_at_once(&mut writer, &rows, position);
-                let snapshot = written.map_err(|error| store.end_for_redb(error))?;
+                let snapshot = written.map_err(|error| store.failed_in_redb(error))?;
                 let freed = store.free_journal(&mut self.log, position);
-                freed.map_err(|error| store.end_for_redb(error))?;
+                freed.map_err(|error| store.failed_in_redb(error))?;
                 Way::InRedb(writer, snapshot)
             }
             other => other,
@@ -268,7 +281,10 @@ impl Prepared<'_> {
                 });
                 *store.unpublished.lock() = None;
             }
-            Way::InRedb(_writer, snapshot) => store.view.store(Arc::new(View::of(snapshot))),
+            Way::InRedb(_writer, snapshot) => {
+                store.view.store(Arc::new(View::of(snapshot)));
+                *store.unpublished_rows.lock() = None;
+            }
             other => {
                 debug_assert!(matches!(other, Way::Nothing), "publish before append");
                 return;

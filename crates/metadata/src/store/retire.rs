@@ -45,6 +45,23 @@ impl Store {
         }
     }
 
+    /// Returns whether this recovered store has the batch that the retired store `before` wrote to redb past its journal when its host did not answer. `None`: there was
+    /// none. redb has all rows of the batch or none, because they were in one transaction. If all rows are there although the transaction is not, the
+    /// batch changed nothing.
+    pub fn has_unpublished(&self, before: &Store) -> Result<Option<bool>> {
+        let Some(rows) = before.unpublished_rows.lock().clone() else {
+            return Ok(None);
+        };
+        for row in rows.iter() {
+            let same = |value: &[u8]| Ok(row.value.as_deref() == Some(value));
+            let found = self.read(|view| view.get(row.table, &row.key, same))?;
+            if !found.unwrap_or(row.value.is_none()) {
+                return Ok(Some(false));
+            }
+        }
+        Ok(Some(true))
+    }
+
     /// Returns the error because of which the store is out of use until a host answers again: its changes have ended, or redb fails
     /// all reads. Returns `None` if it is in use, or if another error has ended its changes.
     pub fn suspension(&self) -> Option<Error> {
