@@ -77,25 +77,31 @@ impl<'a> Group<'a> {
             core.end_changes(self.set, &error);
             return Err(error);
         }
-        if let Err(mut error) = self.append() {
-            let is_full = error.errno() == ENOSPC.errno();
-            let failed = is_full.then(|| failure_of_stores(core, self.set)).flatten();
-            if is_full && failed.is_none() {
-                for shard in core.shards.of_set(self.set) {
-                    shard.commits.note_room(Some(&error));
-                    shard.commits.try_later();
-                }
-            } else {
-                // A lack of room ends nothing by itself.
-                error = failed.unwrap_or(error);
-                core.end_changes(self.set, &error);
-            }
-            return Err(error);
+        if let Err(error) = self.append() {
+            return Err(self.could_not_append(error));
         }
         for (id, cut) in &mut self.cuts {
             became_durable(core, *id, std::mem::take(&mut **cut));
         }
         Ok(())
+    }
+
+    /// Keeps the sealed batches for later if a store only has no room, and ends the changes of the group otherwise. Returns the error.
+    fn could_not_append(&self, mut error: Error) -> Error {
+        let core = self.core;
+        let is_full = error.errno() == ENOSPC.errno();
+        let failed = is_full.then(|| failure_of_stores(core, self.set)).flatten();
+        if is_full && failed.is_none() {
+            for shard in core.shards.of_set(self.set) {
+                shard.commits.note_room(Some(&error));
+                shard.commits.try_later();
+            }
+        } else {
+            // A lack of room ends nothing by itself.
+            error = failed.unwrap_or(error);
+            core.end_changes(self.set, &error);
+        }
+        error
     }
 
     /// Writes the batches to the stores. After a crash all of them are there or none.
@@ -294,3 +300,6 @@ fn entry_of(change: Change) -> Option<(Ino, u64, Box<[u8]>)> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;
