@@ -37,12 +37,28 @@ pub(crate) type Body = Box<dyn FnOnce(&Place) -> io::Result<()> + Send>;
 /// Prepares the thread with a number, and returns its body.
 pub(crate) type Prepare = Box<dyn Fn(usize) -> io::Result<Body> + Send + Sync>;
 
+/// Does what must go on while all threads of a crew are stuck, and no further one can be started.
+///
+/// A thread notes in its cell that it serves no request, and then looks whether this is armed. The supervisor arms, and then looks at the cells. All four
+/// accesses are `SeqCst`. So if the supervisor finds no idle thread, each thread sees that this is armed before it takes its next request.
+pub(crate) trait Relief: Send + Sync {
+    /// Returns whether anything must go on.
+    fn is_wanted(&self) -> bool;
+    /// Tells the threads. Returns false if they know it already.
+    fn arm(&self) -> bool;
+    /// Goes on: each thread served a request when it was armed.
+    fn confirm(&self);
+    /// Tells the threads that nothing is needed.
+    fn cancel(&self);
+}
+
 /// Threads, and their supervisor.
 pub(crate) struct Crew {
     /// Threads have this name and the number of their cell.
     name: &'static str,
     nodes: Arc<WorkerNodes>,
     prepare: Prepare,
+    relief: Option<Box<dyn Relief>>,
     hints: Hints,
     state: Mutex<State>,
     /// Notified when the crew ends, and to wake the supervisor.
@@ -113,7 +129,7 @@ impl Place {
 }
 
 impl Crew {
-    /// Starts `regular` threads and their supervisor. `most`: the limit of all threads. Fails when `prepare` fails or a thread cannot be started;
+    /// Starts `regular` threads and their supervisor. `most`: the limit of all threads. `relief`: used when all of these are stuck. Fails when `prepare` fails or a thread cannot be started;
     /// the threads that have started must then be ended as at any other time.
     pub(crate) fn start(
         name: &'static str,
@@ -121,8 +137,9 @@ impl Crew {
         most: usize,
         nodes: &Arc<WorkerNodes>,
         prepare: Prepare,
+        relief: Option<Box<dyn Relief>>,
     ) -> io::Result<Arc<Crew>> {
-        let crew = Crew::without_supervisor(name, regular, most, nodes, prepare)?;
+        let crew = Crew::without_supervisor(name, regular, most, nodes, prepare, relief)?;
         let own = crew.clone();
         let supervisor = threads::spawn("supervisor", move || own.supervise())?;
         crew.state.lock().supervisor = Some(supervisor);
@@ -135,11 +152,13 @@ impl Crew {
         most: usize,
         nodes: &Arc<WorkerNodes>,
         prepare: Prepare,
+        relief: Option<Box<dyn Relief>>,
     ) -> io::Result<Arc<Crew>> {
         let crew = Arc::new(Crew {
             name,
             nodes: nodes.clone(),
             prepare,
+            relief,
             hints: Hints {
                 is_asleep: AtomicBool::new(false),
                 surplus: AtomicUsize::new(0),
@@ -298,8 +317,10 @@ impl Crew {
             self.publish_surplus(&state);
             poll
         };
+        let mut has_started = false;
         for _ in 0..poll.missing {
             let started = self.start_thread();
+            has_started |= started.is_ok();
             let failed_before = {
                 let mut state = self.state.lock();
                 std::mem::replace(&mut state.start_failed, started.is_err())
@@ -313,7 +334,22 @@ impl Crew {
                 break;
             }
         }
+        if poll.all_are_stuck && !has_started {
+            self.relieve();
+        }
         poll.is_over
+    }
+
+    /// Begins the relief, unless a thread serves no request by now.
+    fn relieve(&self) {
+        let wanted = self.relief.as_ref().filter(|relief| relief.is_wanted());
+        let Some(relief) = wanted.filter(|relief| relief.arm()) else {
+            return;
+        };
+        match self.state.lock().roster.all_serve() {
+            true => relief.confirm(),
+            false => relief.cancel(),
+        }
     }
 }
 

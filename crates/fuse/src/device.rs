@@ -1,18 +1,22 @@
-//! Requests through `/dev/fuse`: the handshake, and the workers that read and serve requests.
+//! Requests through `/dev/fuse`: the handshake, the workers that read and serve requests, and the reader that reads for them while all wait.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use jericho_sys::limits::Memory;
+use jericho_sys::service as threads;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use crate::crew::{Body, Crew, Place, THREADS_MAX};
-use crate::protocol::InHeader;
+use crate::backlog::{Backlog, Next, Parked};
+use crate::crew::{Body, Crew, Place, Relief, THREADS_MAX};
 use crate::protocol::init::{Agreed, Outcome, Wanted, negotiate};
-use crate::protocol::request::{Operation, Transfer, parse_message};
+use crate::protocol::request::{Malformed, Operation, Transfer, parse_message};
+use crate::protocol::{InHeader, op};
 use crate::reply::{Channel, OwnChannel, Reply, message};
 use crate::server::{REQUEST_BYTES_MAX, Server, report_panic};
 use crate::workers::WorkerNodes;
@@ -20,6 +24,13 @@ use crate::workers::WorkerNodes;
 const PAGE_BYTES: usize = 4096;
 /// Bytes before the data of a write.
 const BEFORE_DATA_BYTES: usize = size_of::<InHeader>() + size_of::<Transfer>();
+
+/// Most bytes of parked messages. A thread that waits in the kernel takes a hundred times the memory of a parked operation on a name.
+const BACKLOG_BYTES_MAX: usize = 64 << 20;
+/// Estimated memory of a parked message beside its bytes: its reply, which is held.
+const MESSAGE_BYTES: usize = 512;
+/// Time between two attempts of the reader to make room.
+const READER_PAUSE: Duration = Duration::from_millis(100);
 
 /// Memory for one request. The data of a write begins at a page, so that the kernel copies whole pages.
 struct Buffer(Vec<u8>);
@@ -82,8 +93,13 @@ pub(crate) fn handshake(channel: &OwnedFd, wanted: &Wanted) -> io::Result<Agreed
     }
 }
 
-/// The threads that serve a mount through the device. They end with the mount. While requests hang, there are more (`crew`).
-pub(crate) struct Workers(Arc<Crew>);
+/// The threads that serve a mount through the device. They end with the mount. While requests hang, there are more (`crew`). A reader takes over
+/// the reading if all of them wait for a silent host (`backlog`).
+pub(crate) struct Workers {
+    crew: Arc<Crew>,
+    backlog: Arc<Backlog<Message>>,
+    reader: Option<JoinHandle<()>>,
+}
 
 impl Workers {
     /// Starts `count` threads, and further ones up to `most` while requests hang. With `own_channels`, each thread gets a channel of its own, so that a reply wakes and locks no
@@ -97,7 +113,14 @@ impl Workers {
         filesystem: &S,
         nodes: &Arc<WorkerNodes>,
     ) -> io::Result<Workers> {
-        let (shared, filesystem) = (channel.clone(), filesystem.clone());
+        let backlog = Arc::new(Backlog::new(count, backlog_bytes_max()));
+        // It is started now, because the limit of threads may be reached when it is needed.
+        let reader = filesystem
+            .serves_reports()
+            .then(|| start_reader(channel, own_channels, filesystem, &backlog))
+            .transpose()?;
+        let (shared, parked) = (channel.clone(), backlog.clone());
+        let for_workers = filesystem.clone();
         let prepare = move |number: usize| -> io::Result<Body> {
             let channel = match own_channels && number > 0 {
                 true => match jericho_sys::fuse_device::clone(&shared) {
@@ -108,19 +131,131 @@ impl Workers {
                 },
                 false => shared.clone(),
             };
-            let filesystem = filesystem.clone();
+            let (filesystem, backlog) = (for_workers.clone(), parked.clone());
             Ok(Box::new(move |place| {
                 // Allocated by the thread itself, so that no other thread's memory is beside it.
-                serve(&Arc::new(channel), &filesystem, place)
+                serve(&Arc::new(channel), &filesystem, &backlog, place)
             }))
         };
-        Crew::start(name, count, most, nodes, Box::new(prepare)).map(Workers)
+        let relief = Reading {
+            backlog: backlog.clone(),
+            filesystem: filesystem.clone(),
+        };
+        let (prepare, relief) = (Box::new(prepare), Some(Box::new(relief) as Box<dyn Relief>));
+        let crew = Crew::start(name, count, most, nodes, prepare, relief)
+            .inspect_err(|_| backlog.end())?;
+        Ok(Workers {
+            crew,
+            backlog,
+            reader,
+        })
     }
 
     /// Waits until all threads have ended. Returns the first error of any of them.
     pub(crate) fn wait(self) -> io::Result<()> {
-        self.0.wait()
+        let result = self.crew.wait();
+        self.backlog.end();
+        // A panic ends the process.
+        let _ = self.reader.map(JoinHandle::join);
+        result
     }
+}
+
+/// A message of the kernel that the reader has read.
+struct Message {
+    bytes: Vec<u8>,
+    /// Set if the kernel waits for an answer.
+    reply: Option<Reply>,
+}
+
+impl Parked for Message {
+    fn bytes(&self) -> usize {
+        self.bytes.len() + MESSAGE_BYTES
+    }
+
+    fn has_ended(&self) -> bool {
+        self.reply.as_ref().is_some_and(Reply::has_ended)
+    }
+}
+
+/// Lets the reader read while all workers wait for a silent host.
+struct Reading<S> {
+    backlog: Arc<Backlog<Message>>,
+    filesystem: S,
+}
+
+impl<S: Server> Relief for Reading<S> {
+    fn is_wanted(&self) -> bool {
+        self.filesystem.needs_reports()
+    }
+
+    fn arm(&self) -> bool {
+        self.backlog.arm()
+    }
+
+    fn confirm(&self) {
+        tracing::debug!("all workers wait for a silent host: one thread reads requests for them");
+        self.backlog.confirm();
+    }
+
+    fn cancel(&self) {
+        self.backlog.cancel();
+    }
+}
+
+/// Returns how many bytes the parked messages may take: those of very many operations on names, or of as many writes as fit.
+fn backlog_bytes_max() -> usize {
+    let memory = Memory::read().map_or(u64::MAX, |memory| memory.usable_bytes());
+    let fit = usize::try_from(memory / 64).unwrap_or(usize::MAX);
+    fit.min(BACKLOG_BYTES_MAX)
+}
+
+fn start_reader<S: Server>(
+    channel: &Channel,
+    own_channel: bool,
+    filesystem: &S,
+    backlog: &Arc<Backlog<Message>>,
+) -> io::Result<JoinHandle<()>> {
+    let own = own_channel.then(|| jericho_sys::fuse_device::clone(channel));
+    let channel = match own.transpose()? {
+        Some(own) => Arc::new(own),
+        None => channel.clone(),
+    };
+    let (filesystem, backlog) = (filesystem.clone(), backlog.clone());
+    threads::spawn("mount-reader", move || {
+        read_for_workers(&Arc::new(channel), &filesystem, &backlog);
+    })
+}
+
+/// Reads messages while the workers do not, until the mount ends.
+fn read_for_workers<S: Server>(channel: &OwnChannel, filesystem: &S, backlog: &Backlog<Message>) {
+    let mut buffer = Buffer::new();
+    while backlog.rest(READER_PAUSE, || filesystem.look_for_dying()) {
+        match receive(channel, &mut buffer) {
+            Ok(Some(bytes)) => sort(channel, filesystem, backlog, bytes),
+            Ok(None) => backlog.end(),
+            Err(error) => {
+                tracing::error!(%error, "cannot read requests for the workers; tries again");
+                std::thread::sleep(READER_PAUSE);
+            }
+        }
+    }
+}
+
+/// Serves a report of a signal, and parks any other message: it may have to wait.
+fn sort<S: Server>(channel: &OwnChannel, filesystem: &S, backlog: &Backlog<Message>, bytes: &[u8]) {
+    let (header, operation) = parse_message(bytes, filesystem.agreed());
+    let Some(header) = header else {
+        return report_short(bytes);
+    };
+    if header.opcode == op::INTERRUPT {
+        return serve_parsed(filesystem, &header, operation, None);
+    }
+    let reply = reply_to(channel, filesystem, &header);
+    backlog.park(Message {
+        reply: reply.map(|reply| filesystem.park(&header, &operation, reply)),
+        bytes: bytes.to_vec(),
+    });
 }
 
 /// Returns the most workers, if `count` are regular. Each keeps the largest write that it has served in memory, so all together may take an eighth of
@@ -134,36 +269,77 @@ pub(crate) fn workers_max(count: usize) -> usize {
 }
 
 /// Serves requests until the mount ends, or until there are too many workers.
-fn serve<S: Server>(channel: &OwnChannel, filesystem: &S, place: &Place) -> io::Result<()> {
+fn serve<S: Server>(
+    channel: &OwnChannel,
+    filesystem: &S,
+    backlog: &Backlog<Message>,
+    place: &Place,
+) -> io::Result<()> {
     let mut buffer = Buffer::new();
-    while let Some(bytes) = receive(channel, &mut buffer)? {
-        place.serve(|| serve_one(channel, filesystem, bytes));
+    loop {
+        match backlog.next() {
+            Next::Read => {
+                let Some(bytes) = receive(channel, &mut buffer)? else {
+                    return Ok(());
+                };
+                place.serve(|| serve_one(channel, filesystem, bytes));
+            }
+            Next::Serve(message) => place.serve(|| serve_parked(filesystem, message)),
+            Next::End => return Ok(()),
+        }
         if place.is_surplus() {
-            break;
+            return Ok(());
         }
     }
-    Ok(())
 }
 
 fn serve_one<S: Server>(channel: &OwnChannel, filesystem: &S, bytes: &[u8]) {
     let (header, operation) = parse_message(bytes, filesystem.agreed());
     let Some(header) = header else {
-        tracing::error!(
-            bytes = bytes.len(),
-            "a message of the kernel is shorter than a header"
-        );
-        return;
+        return report_short(bytes);
     };
+    let reply = reply_to(channel, filesystem, &header);
+    serve_parsed(filesystem, &header, operation, reply);
+}
+
+/// Serves a message that the reader has parked.
+fn serve_parked<S: Server>(filesystem: &S, message: Message) {
+    let (header, operation) = parse_message(&message.bytes, filesystem.agreed());
+    if let Some(header) = header {
+        serve_parsed(filesystem, &header, operation, message.reply);
+    }
+}
+
+fn report_short(bytes: &[u8]) {
+    tracing::error!(
+        bytes = bytes.len(),
+        "a message of the kernel is shorter than a header"
+    );
+}
+
+/// Returns the reply to a message, if the kernel waits for one.
+#[inline]
+fn reply_to<S: Server>(channel: &OwnChannel, filesystem: &S, header: &InHeader) -> Option<Reply> {
     let reply = header
         .wants_reply()
         .then(|| Reply::device(channel, header.unique));
     if reply.is_some() {
         filesystem.note_request();
     }
+    reply
+}
+
+#[inline]
+fn serve_parsed<S: Server>(
+    filesystem: &S,
+    header: &InHeader,
+    operation: Result<Operation<'_>, Malformed>,
+    reply: Option<Reply>,
+) {
     // A panic drops the request's reply, which answers EIO.
-    let request = AssertUnwindSafe(|| filesystem.serve(&header, operation, reply));
+    let request = AssertUnwindSafe(|| filesystem.serve(header, operation, reply));
     if catch_unwind(request).is_err() {
-        report_panic(&header);
+        report_panic(header);
     }
 }
 

@@ -19,7 +19,7 @@ use jericho_fs::types::{Attr, Caller, Kind};
 use crate::control::Control;
 use crate::convert::errno;
 use crate::device::workers_max;
-use crate::endable::may_be_ended;
+use crate::endable::{ending_before_begin, may_be_ended};
 use crate::handles::Handles;
 use crate::interrupts::Ending;
 use crate::protocol::InHeader;
@@ -216,6 +216,11 @@ impl Server for Jericho {
     ) {
         match (operation, reply) {
             (Ok(operation), Some(reply)) => {
+                let is_read = matches!(operation, Operation::Read(_));
+                let keeps_its_hold = || is_read || may_be_ended(&operation);
+                let Some(reply) = reply.begin(keeps_its_hold) else {
+                    return;
+                };
                 if !self.mounted.may_fall_silent() || !may_be_ended(&operation) {
                     return self.answer(header, operation, reply);
                 }
@@ -229,6 +234,30 @@ impl Server for Jericho {
             (Ok(_), None) => {}
             (Err(why), reply) => refuse(why, header, reply),
         }
+    }
+
+    fn serves_reports(&self) -> bool {
+        true
+    }
+
+    fn needs_reports(&self) -> bool {
+        self.mounted.has_silent_device()
+    }
+
+    fn park(
+        &self,
+        header: &InHeader,
+        operation: &Result<Operation<'_>, Malformed>,
+        reply: Reply,
+    ) -> Reply {
+        match operation.as_ref().ok().and_then(ending_before_begin) {
+            Some(ending) => reply.park(self.ticket(header), ending),
+            None => reply,
+        }
+    }
+
+    fn look_for_dying(&self) {
+        self.interrupts.look_for_dying();
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::crew::{Body, Crew, Place, THREADS_MAX};
+use crate::crew::{Body, Crew, Place};
 use crate::workers::WorkerNodes;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -26,8 +26,12 @@ pub(crate) struct Helpers {
 }
 
 impl Helpers {
-    /// Starts the threads. Fails when one cannot be started.
-    pub(crate) fn new(threads: usize, nodes: &Arc<WorkerNodes>) -> io::Result<Helpers> {
+    /// Starts the threads. `most`: the limit of all threads. Fails when one cannot be started.
+    pub(crate) fn new(
+        threads: usize,
+        most: usize,
+        nodes: &Arc<WorkerNodes>,
+    ) -> io::Result<Helpers> {
         let queue: Arc<Queue> = Arc::default();
         let of_threads = queue.clone();
         let prepare = move |_| -> io::Result<Body> {
@@ -40,9 +44,10 @@ impl Helpers {
         let crew = Crew::start(
             "mount-helper",
             threads,
-            THREADS_MAX,
+            most,
             nodes,
             Box::new(prepare),
+            None,
         )
         .inspect_err(|_| queue.end())?;
         Ok(Helpers { queue, crew })

@@ -7,7 +7,9 @@
 //!
 //! Invariants:
 //! - One of the two answers, under the lock of the reply.
-//! - At most `most` operations go on in the background. Each may keep a thread (`crew`), so further requests wait in spite of signals.
+//! - A signal ends no request that began while `most` operations went on in the background, and as long as so many do. Each may keep a thread
+//!   (`crew`). So a program that repeats its call after each signal gets no further threads. Requests that waited at one time may all be ended:
+//!   they have their threads already.
 //! - Volumes without a device on another host hold no replies. A read that hits holds none either.
 //! - A request is ended only after `AGE_MIN`: a request that does not wait for the silent host has its own answer by then.
 //!
@@ -16,7 +18,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use jericho_daemon::Interruption;
@@ -90,17 +92,30 @@ struct Held<R> {
     thread: u32,
     ending: Ending,
     since: Instant,
+    /// Operations that went on in the background when the request came.
+    background_before: usize,
+    /// The kernel has reported a signal.
+    has_signal: AtomicBool,
+    /// Is among `Pending::requests`.
+    is_pending: AtomicBool,
     interruption: Arc<Interruption>,
     reply: Mutex<Owner<R>>,
 }
 
 enum Owner<R> {
     /// The request has no answer yet.
-    Held(R),
+    Held {
+        reply: R,
+        /// No thread serves the request yet.
+        is_parked: bool,
+    },
     /// The operation has taken the reply.
     Operation,
     /// A signal has ended the request.
-    Signal,
+    Signal {
+        /// The operation goes on in the background.
+        goes_on: bool,
+    },
 }
 
 /// A thread's own reference to the table. Each held reply counts a reference, and so writes to memory. Threads that share one reference would
@@ -169,21 +184,42 @@ impl<R: Answer> OwnInterrupts<R> {
             held
         };
         if let Some(held) = held {
+            held.has_signal.store(true, Ordering::Relaxed);
             self.0.pend(held);
+        }
+    }
+
+    /// Ends requests of programs that end, although no report of their signals was read.
+    pub(crate) fn look_for_dying(&self) {
+        for shard in &self.0.shards {
+            let all: Vec<_> = shard.lock().held.values().cloned().collect();
+            all.into_iter().for_each(|held| self.0.pend(held));
         }
     }
 }
 
 impl<R: Answer> Ticket<R> {
-    /// Holds a reply.
+    /// Holds the reply of a request that a thread serves.
     pub(crate) fn hold(self, reply: R, ending: Ending) -> HeldReply<R> {
+        self.hold_for(reply, ending, false)
+    }
+
+    /// Holds the reply of a request that no thread serves yet.
+    pub(crate) fn park(self, reply: R, ending: Ending) -> HeldReply<R> {
+        self.hold_for(reply, ending, true)
+    }
+
+    fn hold_for(self, reply: R, ending: Ending, is_parked: bool) -> HeldReply<R> {
         let held = Arc::new(Held {
             unique: self.unique,
             thread: self.thread,
             ending,
             since: Instant::now(),
+            background_before: self.interrupts.background.load(Ordering::Relaxed),
+            has_signal: AtomicBool::new(false),
+            is_pending: AtomicBool::new(false),
             interruption: Arc::default(),
-            reply: Mutex::new(Owner::Held(reply)),
+            reply: Mutex::new(Owner::Held { reply, is_parked }),
         });
         let is_early = {
             let mut shard = self.interrupts.shard(self.unique).lock();
@@ -192,6 +228,7 @@ impl<R: Answer> Ticket<R> {
             at.and_then(|at| shard.early.remove(at)).is_some()
         };
         // The kernel reports no signal for a read that it makes ahead of a page fault.
+        held.has_signal.fetch_or(is_early, Ordering::Relaxed);
         if is_early || ending == Ending::IfDying {
             self.interrupts.pend(held.clone());
         }
@@ -211,14 +248,30 @@ impl<R> HeldReply<R> {
     pub(crate) fn take(&self) -> Option<R> {
         let mut owner = self.held.reply.lock();
         match std::mem::replace(&mut *owner, Owner::Operation) {
-            Owner::Held(reply) => Some(reply),
+            Owner::Held { reply, .. } => Some(reply),
             // `drop` still has to know.
-            Owner::Signal => {
-                *owner = Owner::Signal;
+            Owner::Signal { goes_on } => {
+                *owner = Owner::Signal { goes_on };
                 None
             }
             Owner::Operation => None,
         }
+    }
+
+    /// Notes that a thread serves the request, which was parked. Returns false if a signal has ended it.
+    pub(crate) fn begin(&self) -> bool {
+        match &mut *self.held.reply.lock() {
+            Owner::Held { is_parked, .. } => {
+                *is_parked = false;
+                true
+            }
+            Owner::Operation | Owner::Signal { .. } => false,
+        }
+    }
+
+    /// Returns whether the request has its answer.
+    pub(crate) fn has_ended(&self) -> bool {
+        !self.held.is_waiting()
     }
 }
 
@@ -227,7 +280,7 @@ impl<R> Drop for HeldReply<R> {
         let (interrupts, unique) = (&self.interrupts, self.held.unique);
         interrupts.shard(unique).lock().held.remove(&unique);
         let owner = std::mem::replace(&mut *self.held.reply.lock(), Owner::Operation);
-        if matches!(owner, Owner::Signal) {
+        if matches!(owner, Owner::Signal { goes_on: true }) {
             interrupts.background.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -244,6 +297,9 @@ impl<R> Interrupts<R> {
 impl<R: Answer> Interrupts<R> {
     /// Lets the thread `interrupts` end a request when that is permitted.
     fn pend(self: &Arc<Interrupts<R>>, held: Arc<Held<R>>) {
+        if held.is_pending.swap(true, Ordering::Relaxed) {
+            return;
+        }
         let mut pending = self.pending.lock();
         pending.requests.push(held);
         if pending.is_running {
@@ -278,10 +334,13 @@ impl<R: Answer> Interrupts<R> {
             }
             let requests = pending.requests.clone();
             drop(pending);
+            let begun = Instant::now();
             self.end_those_that_may_end(&requests);
+            // With very many requests, most of the time belongs to other threads.
+            let period = PERIOD.max(4 * begun.elapsed());
             pending = self.pending.lock();
             // A notification only shortens the period.
-            self.changed.wait_for(&mut pending, PERIOD);
+            self.changed.wait_for(&mut pending, period);
         }
     }
 
@@ -301,26 +360,29 @@ impl<R: Answer> Interrupts<R> {
 
     /// Ends a request, if that is permitted.
     fn end(&self, held: &Held<R>) {
-        let may_go_on = held.ending != Ending::IfDying && held.since.elapsed() >= AGE_MIN_ALIVE;
+        let is_for_the_living =
+            held.has_signal.load(Ordering::Relaxed) && held.ending != Ending::IfDying;
+        let may_go_on = is_for_the_living && held.since.elapsed() >= AGE_MIN_ALIVE;
         if !may_go_on && !is_dying(held.thread) {
             return;
         }
-        let one_more = |count: usize| (count < self.most).then_some(count + 1);
-        let counted = self
-            .background
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
-        if counted.is_err() {
+        let in_background = self.background.load(Ordering::Relaxed);
+        if held.background_before.min(in_background) >= self.most {
             return;
         }
         let mut owner = held.reply.lock();
-        let is_held = matches!(*owner, Owner::Held(_));
-        // Under the lock: an operation that has taken its reply is not interrupted.
-        let bytes = is_held.then(|| held.interruption.interrupt()).flatten();
-        let Some(bytes) = bytes else {
-            self.background.fetch_sub(1, Ordering::Relaxed);
+        let Owner::Held { is_parked, .. } = *owner else {
             return;
         };
-        let Owner::Held(reply) = std::mem::replace(&mut *owner, Owner::Signal) else {
+        // Under the lock: an operation that has taken its reply is not interrupted.
+        let Some(bytes) = held.interruption.interrupt() else {
+            return;
+        };
+        let goes_on = !is_parked;
+        self.background
+            .fetch_add(usize::from(goes_on), Ordering::Relaxed);
+        let Owner::Held { reply, .. } = std::mem::replace(&mut *owner, Owner::Signal { goes_on })
+        else {
             return;
         };
         drop(owner);
@@ -337,7 +399,7 @@ impl<R: Answer> Interrupts<R> {
 
 impl<R> Held<R> {
     fn is_waiting(&self) -> bool {
-        matches!(*self.reply.lock(), Owner::Held(_))
+        matches!(*self.reply.lock(), Owner::Held { .. })
     }
 }
 
@@ -438,20 +500,65 @@ mod tests {
     }
 
     #[test]
-    fn few_operations_go_on_in_the_background_at_a_time() {
+    fn calls_that_are_repeated_after_signals_get_few_threads() {
         let table = table(&Arc::new(AtomicBool::new(true)));
-        let mut requests: Vec<_> = (0..3)
-            .map(|n| hold(&table, 2 * n, Ending::Answer))
-            .collect();
-        for (held, answered) in &requests[..2] {
+        let end = |(held, answered): &(HeldReply<Recorded>, Receiver<_>)| {
             table.came(held.held.unique);
             assert_eq!(answered.recv_timeout(LONG), Ok(None));
-        }
-        let (last, answered) = requests.pop().unwrap();
-        table.came(last.held.unique);
-        assert!(answered.recv_timeout(MORE).is_err(), "two go on");
-        drop(requests.pop());
+        };
+        // These wait at one time.
+        let mut requests: Vec<_> = (0..5)
+            .map(|n| hold(&table, 2 * n, Ending::Answer))
+            .collect();
+        requests.iter().for_each(end);
+        let (late, answered) = hold(&table, 20, Ending::Answer);
+        table.came(20);
+        assert!(answered.recv_timeout(MORE).is_err(), "five go on");
+        requests.truncate(1);
         assert_eq!(answered.recv_timeout(LONG), Ok(None));
+        drop(late);
+    }
+
+    #[test]
+    fn a_request_that_no_thread_serves_goes_on_nowhere() {
+        let table = table(&Arc::new(AtomicBool::new(true)));
+        let parked: Vec<_> = (0..5)
+            .map(|n| {
+                let (sender, answered) = channel();
+                let ticket = table.ticket(2 * n, std::process::id());
+                (ticket.park(Recorded(sender), Ending::Answer), answered)
+            })
+            .collect();
+        let (begun, not_yet) = &parked[0];
+        assert!(begun.begin());
+        for (n, (held, answered)) in parked.iter().enumerate() {
+            table.came(2 * n as u64);
+            assert_eq!(answered.recv_timeout(LONG), Ok(None));
+            assert!(held.has_ended() && !held.begin());
+        }
+        assert!(not_yet.recv_timeout(Duration::ZERO).is_err());
+        let background = || table.0.background.load(Ordering::Relaxed);
+        assert_eq!(background(), 1);
+        drop(parked);
+        assert_eq!(background(), 0);
+    }
+
+    #[test]
+    fn a_program_that_ends_needs_no_report_of_its_signal() {
+        let table = table(&Arc::new(AtomicBool::new(true)));
+        let hold = |unique, thread| {
+            let (sender, answered) = channel();
+            let ticket = table.ticket(unique, thread);
+            (ticket.hold(Recorded(sender), Ending::Answer), answered)
+        };
+        let (_living, living_answered) = hold(2, std::process::id());
+        let (_dead, dead_answered) = hold(4, u32::MAX / 2);
+        table.look_for_dying();
+        assert_eq!(dead_answered.recv_timeout(LONG), Ok(None));
+        assert!(living_answered.recv_timeout(MORE).is_err());
+        // The report that comes later counts.
+        table.came(2);
+        assert_eq!(living_answered.recv_timeout(LONG), Ok(None));
     }
 
     #[test]

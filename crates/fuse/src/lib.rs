@@ -12,6 +12,7 @@ mod access_times;
 pub mod addition;
 pub mod attach;
 mod attributes;
+mod backlog;
 mod bytes;
 mod caches;
 mod config;

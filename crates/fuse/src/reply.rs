@@ -155,6 +155,33 @@ impl Reply {
         }
     }
 
+    /// Holds the reply of a request that no thread serves yet.
+    pub(crate) fn park(self, ticket: Ticket, ending: Ending) -> Reply {
+        match self {
+            Reply::Own(reply) => Reply::Held(ticket.park(reply, ending)),
+            held @ Reply::Held(_) => held,
+        }
+    }
+
+    /// Returns whether a signal has ended the request.
+    pub(crate) fn has_ended(&self) -> bool {
+        match self {
+            Reply::Own(_) => false,
+            Reply::Held(held) => held.has_ended(),
+        }
+    }
+
+    /// Notes that a thread begins to serve the request. Returns the reply, or `None` if a signal has ended the request while it was parked. A signal may
+    /// also end it later if `may_be_ended` says so.
+    #[inline]
+    pub(crate) fn begin(self, may_be_ended: impl FnOnce() -> bool) -> Option<Reply> {
+        match self {
+            Reply::Own(_) => Some(self),
+            Reply::Held(held) if may_be_ended() => held.begin().then_some(Reply::Held(held)),
+            Reply::Held(held) => held.take().map(Reply::Own),
+        }
+    }
+
     /// Returns the interruption of a request whose reply is held.
     pub(crate) fn interruption(&self) -> Option<Arc<Interruption>> {
         match self {

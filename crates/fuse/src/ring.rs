@@ -19,6 +19,7 @@ use jericho_sys::service as threads;
 use jericho_topology::Topology;
 
 use crate::bytes::asker;
+use crate::crew::THREADS_MAX;
 use crate::filesystem::Jericho;
 use crate::helpers::Helpers;
 use crate::interrupts::Ending;
@@ -57,6 +58,8 @@ pub(crate) struct Rings {
     rings: Vec<(u32, FuseRing)>,
     /// Entries of each queue.
     depth: usize,
+    /// Entries of all queues.
+    entries: usize,
 }
 
 impl Rings {
@@ -74,7 +77,12 @@ impl Rings {
                 Ok((cpu, ring))
             })
             .collect::<io::Result<_>>()?;
-        Ok(Rings { rings, depth })
+        let entries = queues * depth;
+        Ok(Rings {
+            rings,
+            depth,
+            entries,
+        })
     }
 }
 
@@ -115,7 +123,9 @@ impl Serving {
         helpers: usize,
         nodes: &Arc<WorkerNodes>,
     ) -> io::Result<Serving> {
-        let helpers = Arc::new(Helpers::new(helpers, nodes)?);
+        // A signal can end a request that waits for a silent host only when a helper has begun it. So there may be one for each entry.
+        let most = rings.entries.max(THREADS_MAX);
+        let helpers = Arc::new(Helpers::new(helpers, most, nodes)?);
         let mut threads = Vec::new();
         // An unanswered request keeps its entry. Half of each queue remains for the requests that free space.
         filesystem.mounted.limit_space_waits(rings.depth / 2);

@@ -21,6 +21,25 @@ pub(crate) trait Server: Clone + Send + Sync + 'static {
         operation: Result<Operation<'_>, Malformed>,
         reply: Option<Reply>,
     );
+    /// Returns whether the kernel's reports of signals ever end a request.
+    fn serves_reports(&self) -> bool {
+        false
+    }
+    /// Returns whether the reports have to be read now, also if all threads wait.
+    fn needs_reports(&self) -> bool {
+        false
+    }
+    /// Returns the reply to a request that no thread serves yet. A signal may end the request until a thread calls `serve`.
+    fn park(
+        &self,
+        _header: &InHeader,
+        _operation: &Result<Operation<'_>, Malformed>,
+        reply: Reply,
+    ) -> Reply {
+        reply
+    }
+    /// Ends requests of programs that end, although no report of their signals was read.
+    fn look_for_dying(&self) {}
 }
 
 /// Logs a panic in a request; the kernel has received EIO.

@@ -271,6 +271,21 @@ fn signals_end_calls_that_wait_for_a_silent_host_over_the_ring() {
 }
 
 #[test]
+fn signals_end_calls_when_more_wait_for_a_silent_host_than_there_are_threads() {
+    with_remote_slice("many_wait", "device");
+}
+
+#[test]
+fn signals_end_programs_when_very_many_calls_wait_for_a_silent_host_over_the_ring() {
+    let offered = std::fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    if !offered.is_ok_and(|switch| switch.trim() == "Y") {
+        eprintln!("SKIPPED: the kernel does not offer the FUSE ring");
+        return;
+    }
+    with_remote_slice("many_wait", "ring");
+}
+
+#[test]
 fn other_hosts_find_what_is_served_and_not_hidden() {
     let volume = Volume::formatted();
     let disk = disk(&volume);

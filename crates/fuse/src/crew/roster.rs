@@ -24,7 +24,8 @@ impl RequestCell {
 
     /// Notes that its thread serves no request.
     pub(super) fn end(&self) {
-        self.0.store(0, Ordering::Relaxed);
+        // SeqCst: see `Relief`.
+        self.0.store(0, Ordering::SeqCst);
     }
 
     fn request(&self) -> u64 {
@@ -45,6 +46,8 @@ struct Member {
 pub(super) struct Poll {
     /// Number of threads to start.
     pub(super) missing: usize,
+    /// Each thread is stuck.
+    pub(super) all_are_stuck: bool,
     /// No thread serves a request, and further polls would change nothing.
     pub(super) is_over: bool,
 }
@@ -135,6 +138,12 @@ impl Roster {
         self.members.iter().all(|member| member.cell.request() == 0)
     }
 
+    /// Returns whether each thread serves a request.
+    pub(super) fn all_serve(&self) -> bool {
+        let mut taken = self.members.iter().filter(|member| member.is_taken);
+        taken.all(|member| member.cell.request() != 0)
+    }
+
     /// Polls all cells. A thread that serves the request that it served at the last poll is *stuck*.
     pub(super) fn poll(&mut self) -> Poll {
         let (mut moving, mut stuck, mut is_idle) = (0, 0, true);
@@ -166,6 +175,7 @@ impl Roster {
         let missing = wanted.saturating_sub(moving);
         Poll {
             missing: missing.min(self.most.saturating_sub(moving + stuck)),
+            all_are_stuck: moving == 0,
             is_over: is_idle && (moving <= self.regular || is_calm),
         }
     }

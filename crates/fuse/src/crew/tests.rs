@@ -29,15 +29,22 @@ struct Bed {
     impossible_from: Arc<AtomicUsize>,
 }
 
-type Start = fn(&'static str, usize, usize, &Arc<WorkerNodes>, Prepare) -> io::Result<Arc<Crew>>;
+type Start = fn(
+    &'static str,
+    usize,
+    usize,
+    &Arc<WorkerNodes>,
+    Prepare,
+    Option<Box<dyn Relief>>,
+) -> io::Result<Arc<Crew>>;
 
 impl Bed {
     /// A crew without a supervisor: the test makes its polls.
     fn stepped(regular: usize, most: usize) -> Bed {
-        Bed::new(Crew::without_supervisor, regular, most)
+        Bed::new(Crew::without_supervisor, regular, most, None)
     }
 
-    fn new(start: Start, regular: usize, most: usize) -> Bed {
+    fn new(start: Start, regular: usize, most: usize, relief: Option<Box<dyn Relief>>) -> Bed {
         let (queue, work) = channel::<Work>();
         let work = Arc::new(Mutex::new(work));
         let prepared = Arc::new(AtomicUsize::new(0));
@@ -64,7 +71,15 @@ impl Bed {
             }))
         };
         Bed {
-            crew: start("test", regular, most, &one_node(), Box::new(prepare)).unwrap(),
+            crew: start(
+                "test",
+                regular,
+                most,
+                &one_node(),
+                Box::new(prepare),
+                relief,
+            )
+            .unwrap(),
             queue,
             prepared,
             impossible_from,
@@ -222,7 +237,8 @@ fn the_first_error_of_a_thread_is_the_result_and_the_thread_is_not_replaced() {
         }))
     };
     let crew =
-        Crew::without_supervisor("test", 2, THREADS_MAX, &one_node(), Box::new(prepare)).unwrap();
+        Crew::without_supervisor("test", 2, THREADS_MAX, &one_node(), Box::new(prepare), None)
+            .unwrap();
     while crew.state.lock().roster.count() > 1 {
         std::thread::yield_now();
     }
@@ -238,7 +254,7 @@ fn the_first_error_of_a_thread_is_the_result_and_the_thread_is_not_replaced() {
 
 #[test]
 fn a_supervisor_finds_what_hangs_and_ends_with_its_crew() {
-    let bed = Bed::new(Crew::start, 2, THREADS_MAX);
+    let bed = Bed::new(Crew::start, 2, THREADS_MAX, None);
     for _ in 0..2 {
         // Each `hold` returns only if a thread takes the work.
         let holders: Vec<_> = (0..7).map(|_| bed.hold()).collect();
@@ -275,10 +291,85 @@ fn a_request_that_begins_while_the_supervisor_goes_to_sleep_wakes_it() {
             Ok(())
         }))
     };
-    let crew = Crew::without_supervisor("test", 1, 1, &one_node(), Box::new(prepare)).unwrap();
+    let crew =
+        Crew::without_supervisor("test", 1, 1, &one_node(), Box::new(prepare), None).unwrap();
     send.send(()).unwrap();
     while crew.sleep_while_idle() {
         awake.fetch_add(1, Ordering::Relaxed);
     }
     crew.wait().unwrap();
+}
+
+/// Records what a crew asks of its relief.
+struct Recorded {
+    is_wanted: AtomicBool,
+    is_armed: AtomicBool,
+    /// Called when it is armed.
+    armed: Box<dyn Fn() + Send + Sync>,
+    calls: Mutex<Vec<&'static str>>,
+}
+
+impl Relief for Arc<Recorded> {
+    fn is_wanted(&self) -> bool {
+        self.is_wanted.load(Ordering::Relaxed)
+    }
+    fn arm(&self) -> bool {
+        (self.armed)();
+        !self.is_armed.swap(true, Ordering::SeqCst)
+    }
+    fn confirm(&self) {
+        self.calls.lock().push("confirm");
+    }
+    fn cancel(&self) {
+        self.is_armed.store(false, Ordering::SeqCst);
+        self.calls.lock().push("cancel");
+    }
+}
+
+#[test]
+fn a_crew_whose_threads_are_all_stuck_is_relieved_once_and_only_then() {
+    let holders = Arc::new(Mutex::new(Vec::new()));
+    let crew = Arc::new(Mutex::new(None::<Arc<Crew>>));
+    let ends = AtomicBool::new(true);
+    let (of_relief, crew_of_relief) = (holders.clone(), crew.clone());
+    let relief = Arc::new(Recorded {
+        is_wanted: AtomicBool::new(false),
+        is_armed: AtomicBool::new(false),
+        armed: Box::new(move || {
+            // A thread ends its request at the last moment.
+            if ends.swap(false, Ordering::Relaxed) {
+                of_relief.lock().pop();
+                let crew = crew_of_relief.lock().clone().unwrap();
+                while crew.state.lock().roster.all_serve() {
+                    std::thread::yield_now();
+                }
+            }
+        }),
+        calls: Mutex::new(Vec::new()),
+    });
+    let bed = Bed::new(
+        Crew::without_supervisor,
+        1,
+        2,
+        Some(Box::new(relief.clone())),
+    );
+    *crew.lock() = Some(bed.crew.clone());
+    holders.lock().push(bed.hold());
+    bed.poll();
+    bed.poll();
+    holders.lock().push(bed.hold());
+    (0..4).for_each(|_| bed.poll());
+    assert!(relief.calls.lock().is_empty(), "not wanted");
+    relief.is_wanted.store(true, Ordering::Relaxed);
+    bed.poll();
+    assert_eq!(*relief.calls.lock(), ["cancel"]);
+    bed.poll();
+    holders.lock().push(bed.hold());
+    bed.poll();
+    assert_eq!(*relief.calls.lock(), ["cancel"], "a request that is new");
+    (0..4).for_each(|_| bed.poll());
+    assert_eq!(*relief.calls.lock(), ["cancel", "confirm"]);
+    holders.lock().clear();
+    crew.lock().take();
+    bed.end().unwrap();
 }
