@@ -19,7 +19,7 @@ use jericho_sys::timer::Timer;
 use jericho_topology::Topology;
 
 use crate::alarm;
-use crate::copies::{COPIED_LOCKED, Copies};
+use crate::copies::{COPIED_LOCKED, Copies, await_turn};
 use crate::links::{Clock, Links, Place, Receiver};
 use crate::lock::{TimedGuard, TimedLock};
 use crate::outbox::Outboxes;
@@ -366,12 +366,8 @@ impl Inside {
         let has_more = receiver.receive();
         let mut core = self.lock();
         if let Some((number, copies)) = core.take(receiver) {
-            // The read may be a repetition whose former bytes another thread still copies. That thread needs the lock to note the end of its copies.
-            while core.copies.must_wait(number) {
-                drop(core);
-                std::thread::yield_now();
-                core = self.lock();
-            }
+            // The read may be a repetition whose former bytes another thread still copies.
+            core = await_turn(core, number, |core| &core.copies, || self.lock());
             // Other threads use the protocol while this one copies.
             drop(core);
             for copy in &copies {

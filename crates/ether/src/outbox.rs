@@ -336,3 +336,82 @@ fn send_all(socket: &Socket, mut frames: &[[IoSlice<'_>; 2]]) {
         frames = &frames[taken.max(1)..];
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use jericho_format::wire::FrameHeader;
+    use jericho_remote::{Body, Seal};
+    use jericho_sys::packet::Frames;
+    use zerocopy::{FromBytes, FromZeros};
+
+    use super::*;
+    use crate::socket::{LinkChoice, Opening, Side};
+
+    const INSIDE: &str = "JERICHO_TEST_INSIDE";
+
+    /// Runs a test again in a network namespace with joined interfaces t0 and i0. Returns whether this process is inside.
+    fn inside(test: &str) -> bool {
+        if std::env::var_os(INSIDE).is_some() {
+            return true;
+        }
+        let script = "ip link add t0 mtu 9000 type veth peer name i0 mtu 9000 && ip link set t0 up && ip link set i0 up && exec \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["-Urn", "sh", "-c", script, "sh"]);
+        command.arg(std::env::current_exe().expect("this program"));
+        let test = format!("outbox::tests::{test}");
+        command.args([&test, "--exact", "--nocapture"]);
+        let status = command.env(INSIDE, "1").status();
+        assert!(status.expect("unshare(1)").success(), "{test}");
+        false
+    }
+
+    fn socket(interface: &str) -> Socket {
+        let opening = Opening {
+            ethertype: 0x88B5,
+            choice: LinkChoice::Packet,
+            side: Side::Initiator,
+        };
+        opening.open(interface, None).expect("a socket")
+    }
+
+    /// The threads of the interface are as slow as can be: they are not there.
+    #[test]
+    fn frames_that_wait_for_a_slow_sender_are_limited_and_stay_in_order() {
+        if !inside("frames_that_wait_for_a_slow_sender_are_limited_and_stay_in_order") {
+            return;
+        }
+        let (own, peer) = (socket("t0"), socket("i0"));
+        let mut header = FrameHeader::new_zeroed();
+        header.source = own.mac();
+        header.destination = peer.mac();
+        header.ethertype = zerocopy::byteorder::big_endian::U16::new(0x88B5);
+        let outboxes = Outboxes::new(&Arc::new(vec![own]), &["t0".to_owned()], Mode::Queue);
+        let outbox = &outboxes.all[0];
+        let mut received = Frames::new(FRAMES_AT_ONCE, 9018);
+        let mut numbers = Vec::new();
+        for number in 0..3 * WAITING_FRAMES_MAX as u64 {
+            let mut header = header;
+            header.number = number.into();
+            let frame = Frame {
+                link: 0,
+                header,
+                body: Body::Bytes(vec![0; 64]),
+                seal: Seal::Checksum(0),
+            };
+            outboxes.add(frame, None);
+            outboxes.send();
+            let waiting = outbox.waiting.lock().frames.len();
+            assert!(waiting <= WAITING_FRAMES_MAX, "{waiting} frames wait");
+            peer.receive_many(&mut received).expect("no error");
+            for frame in received.iter() {
+                let (header, _) = FrameHeader::read_from_prefix(frame).expect("a header");
+                numbers.push(header.number.get());
+            }
+        }
+        // The thread that adds frames has sent the oldest ones. Between the two sockets, frames may be lost.
+        assert!(numbers.len() > WAITING_FRAMES_MAX, "{}", numbers.len());
+        assert!(numbers.is_sorted());
+    }
+}

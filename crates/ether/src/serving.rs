@@ -16,7 +16,7 @@ use jericho_sys::timer::Timer;
 use jericho_topology::Topology;
 
 use crate::alarm;
-use crate::copies::Copies;
+use crate::copies::{Copies, await_turn};
 use crate::links::{Clock, Links, Place, Receiver};
 use crate::lock::{TimedGuard, TimedLock};
 use crate::outbox::Outboxes;
@@ -109,12 +109,8 @@ impl Serving {
         }
         let mut core = self.core.lock();
         if let Some((number, copies)) = core.take(receiver) {
-            // The pages may have been those of a request that was refused, whose payload another thread still copies. That thread needs the lock to note the end of its copies.
-            while core.copies.must_wait(number) {
-                drop(core);
-                std::thread::yield_now();
-                core = self.core.lock();
-            }
+            // The pages may have been those of a request that was refused, whose payload another thread still copies.
+            core = await_turn(core, number, |core| &core.copies, || self.core.lock());
             drop(core);
             for copy in &copies {
                 let payload = &receiver.frame(copy.frame)[HEADER_BYTES..][..copy.length];
@@ -418,6 +414,99 @@ impl Receiving {
         }
         if let Some(transfers) = &mut self.transfers {
             transfers.finish();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::time::Instant;
+
+    use jericho_remote::{ExportConfig, Security, TargetConfig};
+
+    use super::*;
+    use crate::null::null_device;
+    use crate::outbox::Mode;
+    use crate::socket::{LinkChoice, Opening, Side};
+
+    const INSIDE: &str = "JERICHO_TEST_INSIDE";
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    /// Runs a test again in a network namespace with interfaces t0 and t1. Returns whether this process is inside.
+    fn inside(test: &str) -> bool {
+        if std::env::var_os(INSIDE).is_some() {
+            return true;
+        }
+        let script = "ip link add t0 mtu 9000 type veth peer name t1 mtu 9000 && ip link set t0 up && ip link set t1 up && exec \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["-Urn", "sh", "-c", script, "sh"]);
+        command.arg(std::env::current_exe().expect("this program"));
+        let test = format!("serving::tests::{test}");
+        command.args([&test, "--exact", "--nocapture"]);
+        let status = command.env(INSIDE, "1").status();
+        assert!(status.expect("unshare(1)").success(), "{test}");
+        false
+    }
+
+    fn target(links: &Links) -> Target {
+        let export = ExportConfig {
+            name: "data".into(),
+            size_bytes: 1 << 20,
+            is_read_only: false,
+            is_hidden: false,
+            last_owner: None,
+            security: Security::None,
+            clients: Vec::new(),
+        };
+        let config = TargetConfig {
+            host: "hostb".into(),
+            ethertype: 0x88B5,
+            slots: 4,
+            pool_pages: 256,
+            frames_per_key: 1024,
+        };
+        let random = Box::new(|| 1);
+        Target::new(config, &links.links(), vec![export], random).expect("a target")
+    }
+
+    /// Without the timer, acknowledgements would be late, and a frame that was lost on its way to a client would not be sent again.
+    #[test]
+    fn one_thread_watches_the_timer_with_a_record_of_the_owner_and_without() {
+        if !inside("one_thread_watches_the_timer_with_a_record_of_the_owner_and_without") {
+            return;
+        }
+        let topology = Arc::new(Topology::from_spec("virtual:1").expect("a topology"));
+        let opening = Opening {
+            ethertype: 0x88B5,
+            choice: LinkChoice::Packet,
+            side: Side::Target,
+        };
+        let interfaces = ["t0".to_owned(), "t1".to_owned()];
+        let links = Links::open(&interfaces, opening, &topology, 1).expect("links");
+        let target = target(&links);
+        let workers = Workers::new(null_device(1 << 20), links.nodes(), &target.own_pages());
+        let (clock, outboxes) = (links.clock(), links.outboxes(Mode::Inline));
+        let serving = Serving::new(target, clock, outboxes, Arc::new(workers), None, topology);
+        let serving = serving.expect("a timer");
+        for has_record in [false, true] {
+            let (_stop, stopped) = UnixStream::pair().expect("sockets");
+            let (_ring, bell) = UnixStream::pair().expect("sockets");
+            let bell = has_record.then_some(bell);
+            let mut all = Receiving::new(&links, &serving, bell, &stopped).expect("threads");
+            assert_eq!(all.len(), 2);
+            serving.timer.set(Duration::ZERO).expect("set");
+            let start = Instant::now();
+            let mut woken = 0;
+            while woken == 0 {
+                assert!(start.elapsed() < PATIENCE, "nobody watches the timer");
+                for one in &mut all {
+                    assert!(one.watch.wait(true));
+                    woken += usize::from(one.watch.is_ready(TIMER));
+                }
+            }
+            assert_eq!(woken, 1);
+            serving.timer.clear();
         }
     }
 }
