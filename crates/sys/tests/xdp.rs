@@ -7,6 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use jericho_sys::affinity;
 use jericho_sys::packet::{Frames, PacketSocket};
 use jericho_sys::poller::Poller;
 use jericho_sys::process::{effective_uid, thread_cpu_time};
@@ -351,6 +352,137 @@ fn frames_of_all_queues_arrive() {
         assert!(b.expect(1) == [one.clone()]);
         send(&a, std::slice::from_ref(&one));
         assert!(b.expect(1) == [one]);
+    }
+}
+
+/// Sends frames through the packet socket.
+fn send_packets(end: &End, frames: &[Vec<u8>]) {
+    let all: Vec<_> = frames.iter().map(|frame| pieces(frame)).collect();
+    let mut sent = 0;
+    while sent < all.len() {
+        sent += end.packet.send_many(&all[sent..]).expect("sent");
+    }
+}
+
+#[test]
+fn a_queue_that_is_always_busy_keeps_no_other_one_waiting() {
+    const PLACES: usize = 8;
+    let test = "a_queue_that_is_always_busy_keeps_no_other_one_waiting";
+    if !inside_with(test, "numtxqueues 2 numrxqueues 2", "exec \"$@\"") {
+        return;
+    }
+    let a = End::open("a0", Numbers::AllButZero);
+    let mut b = End::open("b0", Numbers::AllButZero);
+    let poller = Poller::new().expect("a poller");
+    for (queue, fd) in (0..).zip(b.xdp.fds()) {
+        poller.add(fd, queue).expect("a watched socket");
+    }
+    let ready = || {
+        let mut ready = Vec::new();
+        let wait = Some(PATIENCE);
+        poller.wait(&mut ready, wait).expect("a wait");
+        ready
+    };
+    // The kernel chooses the queue by the CPU of the sender.
+    let cpus = affinity::get(None).expect("the CPUs");
+    let [first, .., last] = cpus[..] else {
+        eprintln!("skipped: this test needs two CPUs");
+        return;
+    };
+    for (queue, cpu) in [(0, first), (1, last)] {
+        let words: Vec<_> = (0..=cpu / 32)
+            .rev()
+            .map(|word| match cpu / 32 == word {
+                true => format!("{:08x}", 1_u32 << (cpu % 32)),
+                false => "0".repeat(8),
+            })
+            .collect();
+        let path = format!("/sys/class/net/a0/queues/tx-{queue}/xps_cpus");
+        std::fs::write(path, words.join(",")).expect("a queue of a CPU");
+    }
+    let send_from = |cpu: u32, frames: &[Vec<u8>]| {
+        affinity::set(None, &[cpu]).expect("a CPU");
+        send_packets(&a, frames);
+    };
+    let one = frame(&b, &a, 60, 200);
+    let mut senders = [first; 2];
+    for cpu in [first, last] {
+        send_from(cpu, std::slice::from_ref(&one));
+        senders[ready()[0] as usize] = cpu;
+        b.expect(1);
+    }
+    assert_ne!(senders[0], senders[1], "both queues are used");
+    for busy in [0, 1] {
+        for _ in 0..8 {
+            let many: Vec<_> = (0..8 * PLACES).map(|n| frame(&b, &a, 60, n)).collect();
+            send_from(senders[busy], &many);
+            send_from(senders[1 - busy], std::slice::from_ref(&one));
+            let start = Instant::now();
+            while ready().len() < 2 {
+                assert!(start.elapsed() < PATIENCE, "frames of both queues");
+            }
+            // The busy one has frames for more than these calls.
+            let mut frames = Frames::new(PLACES, 9018);
+            let (mut is_there, mut count) = (false, 0);
+            for _ in 0..2 {
+                b.xdp.receive_many(&mut frames);
+                is_there |= frames.iter().any(|frame| *frame == one);
+                count += frames.iter().count();
+            }
+            assert!(is_there, "the queue beside {busy} had no turn");
+            b.expect(many.len() + 1 - count);
+        }
+    }
+}
+
+fn tc(arguments: &str) {
+    let status = Command::new("tc").args(arguments.split(' ')).status();
+    assert!(status.expect("tc(8)").success(), "tc {arguments}");
+}
+
+/// Frames wait behind a bridge, in a slow queue of one of its interfaces, and keep their chunks meanwhile.
+#[test]
+fn sending_waits_for_memory_and_goes_on_when_it_is_back() {
+    // More than all chunks, and less than the receiver has.
+    const FRAMES: usize = 1500;
+    const CHUNKS: usize = 1024;
+    if !inside("sending_waits_for_memory_and_goes_on_when_it_is_back") {
+        return;
+    }
+    ip("link add br0 mtu 9000 type bridge");
+    ip("link set a0 master br0");
+    ip("link set br0 up");
+    tc("qdisc add dev a0 root tbf rate 1mbit burst 2k limit 10mb");
+    let a = End::open("br0", Numbers::AllButZero);
+    let mut b = End::open("b0", Numbers::AllButZero);
+    for by_waiting in [false, true] {
+        tc("qdisc change dev a0 root tbf rate 1mbit burst 2k limit 10mb");
+        let frames: Vec<_> = (0..FRAMES).map(|n| frame(&b, &a, 60, n)).collect();
+        let all: Vec<_> = frames.iter().map(|frame| pieces(frame)).collect();
+        let mut sent = 0;
+        loop {
+            match a.xdp.send_many(&all[sent..]) {
+                Ok(more) => sent += more,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+                    break;
+                }
+            }
+            assert!(sent < FRAMES, "the queue is slow");
+        }
+        assert!(sent >= CHUNKS, "{sent}");
+        assert!(!a.xdp.await_sent(Duration::from_millis(1)));
+        tc("qdisc change dev a0 root tbf rate 1gbit burst 2k limit 10mb");
+        if by_waiting {
+            assert!(a.xdp.await_sent(PATIENCE), "the chunks come back");
+            let more = a.xdp.send_many(&all[sent..]).expect("there is memory");
+            assert_eq!(more, FRAMES - sent);
+        } else {
+            send(&a, &frames[sent..]);
+        }
+        // In order, because no frame overtakes those that wait.
+        assert!(b.expect(FRAMES) == frames);
+        assert!(a.xdp.await_sent(PATIENCE));
     }
 }
 
