@@ -1,5 +1,6 @@
 //! A simulated wire: frames between endpoints on several links, with seeded loss, repetition, damage and delay.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jericho_badlink::{Chance, Flight, Random};
@@ -21,6 +22,10 @@ pub struct WireFaults {
     pub delay: Duration,
     /// Frames that are longer are lost. 0: none are.
     pub longest_bytes: usize,
+    /// Time for which a frame occupies its direction of the link. Others wait meanwhile. 0: frames never wait.
+    pub frame_time: Duration,
+    /// Frames that may wait in a direction. Further ones are lost.
+    pub queue_frames: u32,
 }
 
 /// A frame that arrives.
@@ -41,6 +46,8 @@ pub struct Wire {
     faults: Vec<WireFaults>,
     is_cut: Vec<bool>,
     flying: Flight<Arrival>,
+    /// Link and receiver -> when the direction has sent the frames that wait.
+    free_at: BTreeMap<(u16, u16), Duration>,
     sent: u64,
 }
 
@@ -52,6 +59,7 @@ impl Wire {
             is_cut: vec![false; faults.len()],
             faults,
             flying: Flight::new(),
+            free_at: BTreeMap::new(),
             sent: 0,
         }
     }
@@ -79,13 +87,16 @@ impl Wire {
         if self.is_cut[usize::from(link)] || is_too_long || self.happens(faults.loss) {
             return;
         }
+        let Some(departure) = self.departure(now, (link, to)) else {
+            return;
+        };
         if self.happens(faults.damage) {
             let bit = self.random.below(frame.len() as u64 * 8);
             frame[bit as usize / 8] ^= 1 << (bit % 8);
         }
         let copies = 1 + u64::from(self.happens(faults.repetition));
         for copy in 0..copies {
-            let mut time = now + faults.delay;
+            let mut time = departure + faults.delay;
             if self.happens(faults.overtaking) || copy > 0 {
                 let longest = faults.delay.as_nanos() as u64 * 16;
                 time += Duration::from_nanos(self.random.below(longest));
@@ -96,6 +107,21 @@ impl Wire {
             let frame = frame.clone();
             self.hold(time, Arrival { link, to, frame });
         }
+    }
+
+    /// Returns when a frame leaves the queue of its direction of a link, or `None` if the queue is full.
+    fn departure(&mut self, now: Duration, direction: (u16, u16)) -> Option<Duration> {
+        let faults = self.faults[usize::from(direction.0)];
+        if faults.frame_time.is_zero() {
+            return Some(now);
+        }
+        let free_at = self.free_at.entry(direction).or_default();
+        let begin = now.max(*free_at);
+        if begin - now > faults.frame_time * faults.queue_frames {
+            return None;
+        }
+        *free_at = begin + faults.frame_time;
+        Some(*free_at)
     }
 
     /// Makes a frame arrive at a time.

@@ -42,7 +42,7 @@ fn random_faults(random: &mut Random) -> WireFaults {
         overtaking: chance(200_000),
         holding: chance(10_000),
         delay: Duration::from_micros(5),
-        longest_bytes: 0,
+        ..WireFaults::default()
     }
 }
 
@@ -195,5 +195,61 @@ fn no_write_of_a_dead_initiator_arrives_after_the_next_one_has_begun() {
             work(&mut world, host, 20, |_| {});
         }
         check_all(&mut world, host);
+    });
+}
+
+/// Links that send a frame in some microseconds, and lose frames when some are waiting.
+fn short_queues(settings: &mut Settings, random: &mut Random) {
+    for faults in &mut settings.links {
+        faults.frame_time = Duration::from_micros(1 + random.below(40));
+        faults.queue_frames = 4 + random.below(60) as u32;
+        faults.delay = Duration::from_micros(5 + random.below(200));
+    }
+}
+
+/// Frames without content grow with the frames with content and with the time, at the rate of the fastest probes. If frames without content caused
+/// each other, they would take as much of a link as there is.
+#[test]
+fn frames_without_content_are_few_on_links_that_lose_what_waits_too_long() {
+    // `PROBE_MIN` of the protocol, and the longest time of a probe.
+    const PROBE_MIN: Duration = Duration::from_millis(1);
+    const PROBE_MAX: Duration = Duration::from_millis(200);
+    for_each_seed(300, |seed| {
+        let mut random = Random::of(seed, &[6]);
+        let mut settings = random_settings(&mut random);
+        short_queues(&mut settings, &mut random);
+        let channels = u64::from(settings.channels);
+        let links = settings.links.len() as u64;
+        let mut world = World::new(seed, settings);
+        let host = world.start_host(1, false);
+        let begun = world.time;
+        work(&mut world, host, 200, |world| {
+            if world.random.below(100) == 0 {
+                let link = world.random.below(links) as u16;
+                world.wire.set_cut(link, true);
+                let pause = Duration::from_micros(world.random.below(400_000));
+                world.run_for(pause);
+                world.wire.set_cut(link, false);
+            }
+        });
+        let probes = (world.time - begun).div_duration_f64(PROBE_MIN) as u64;
+        for (nic, carried) in &world.carried {
+            let [with, without] = *carried;
+            let most = with + channels * probes / 2 + 50;
+            assert!(
+                without <= most,
+                "link {nic}: {without} beside {with} with content, {probes} probes"
+            );
+        }
+        // Nobody waits for anything: only a suspect channel sends.
+        world.run_for(Duration::from_secs(2));
+        let (before, quiet) = (world.frames, Duration::from_secs(60));
+        world.run_for(quiet);
+        let most = 4 * links * channels * quiet.div_duration_f64(PROBE_MAX) as u64;
+        assert!(
+            world.frames - before <= most,
+            "{} frames",
+            world.frames - before
+        );
     });
 }

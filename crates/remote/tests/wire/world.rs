@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
-use jericho_format::wire::{FRAMES_PER_KEY, FrameHeader};
+use jericho_format::wire::{FRAMES_PER_KEY, FrameHeader, frame_kind};
 use jericho_remote::{
     Action, Body, Client, Ended, Entropy, ExportConfig, Frame, Initiator, InitiatorConfig,
     InitiatorOutput, Key, Link, Operation, Owner, Run, Scheduler, Security, Target, TargetConfig,
@@ -167,6 +167,8 @@ pub struct World {
     /// Number of frames sent, except for those that were caught.
     pub frames: u64,
     pub frames_to_target: Vec<FrameHeader>,
+    /// Link -> frames that were sent with content and without.
+    pub carried: BTreeMap<u16, [u64; 2]>,
 }
 
 impl World {
@@ -199,6 +201,7 @@ impl World {
             lose: None,
             frames: 0,
             frames_to_target: Vec::new(),
+            carried: BTreeMap::new(),
             settings,
         };
         world.start_target();
@@ -739,6 +742,11 @@ impl World {
             let frame = bytes.clone();
             sent.push(Arrival { link, to, frame });
         }
+        let has_content = matches!(
+            frame.header.kind,
+            frame_kind::REQUESTS | frame_kind::COMPLETIONS | frame_kind::DATA
+        );
+        self.carried.entry(link).or_default()[usize::from(!has_content)] += 1;
         self.frames += 1;
         if self.lose != Some(self.frames) {
             self.wire.send(self.time, link, to, bytes);
