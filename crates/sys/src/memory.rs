@@ -20,6 +20,8 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+pub use stream::STREAM_WRITES;
+
 /// Size of the huge pages that the kernel is asked for. Only mappings aligned to it get huge pages.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
@@ -542,5 +544,6 @@ fn map_aligned(fd: &OwnedFd, len: usize, protection: ProtFlags) -> io::Result<*m
     Ok(base)
 }
 
+mod stream;
 #[cfg(test)]
 mod tests;
