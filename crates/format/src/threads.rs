@@ -51,6 +51,38 @@ impl fmt::Display for ThreadPolicy {
     }
 }
 
+/// How many remote bytes, in the window that is remembered of a thread, justify a move of the thread under *adaptive*.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MoveCost {
+    /// Nobody has measured it.
+    #[default]
+    Default,
+    /// This number of bytes.
+    Bytes(u64),
+    /// A move never pays: remote bytes cost as much as local ones.
+    Never,
+}
+
+impl MoveCost {
+    /// Returns the number that stands for it in the control segment: 0 for the default, else KiB, at most 2^32 - 2; 2^32 - 1 for never.
+    pub fn number(self) -> u32 {
+        match self {
+            MoveCost::Default => 0,
+            MoveCost::Bytes(bytes) => (bytes >> 10).clamp(1, u64::from(u32::MAX) - 1) as u32,
+            MoveCost::Never => u32::MAX,
+        }
+    }
+
+    /// Returns the cost with this number.
+    pub fn from_number(number: u32) -> MoveCost {
+        match number {
+            0 => MoveCost::Default,
+            u32::MAX => MoveCost::Never,
+            kib => MoveCost::Bytes(u64::from(kib) << 10),
+        }
+    }
+}
+
 /// A word that is not a policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected never, always or adaptive, found {0:?}")]
@@ -123,6 +155,20 @@ mod tests {
             error.contains("sometimes") && error.contains("adaptive"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn costs_of_moves_have_numbers() {
+        for (cost, number) in [
+            (MoveCost::Default, 0),
+            (MoveCost::Never, u32::MAX),
+            (MoveCost::Bytes(4 << 20), 4096),
+        ] {
+            assert_eq!(cost.number(), number);
+            assert_eq!(MoveCost::from_number(number), cost);
+        }
+        assert_eq!(MoveCost::Bytes(1).number(), 1);
+        assert_eq!(MoveCost::Bytes(u64::MAX).number(), u32::MAX - 1);
     }
 
     #[test]

@@ -1,0 +1,135 @@
+//! What migration of threads takes from a report: how many remote bytes justify a move.
+//!
+//! A move from node F to the node of the data D pays when the remote bytes of the remembered window cost more, beyond what they would cost on
+//! D, than the move. A byte of a remote page costs more
+//!
+//! - by a share of the difference of the latencies, because the first line of a page comes at the latency of the memory, and
+//! - by the difference of the times in which one CPU reads a byte of a stream, for the lines that follow.
+//!
+//! `docs/internals/migration.md` has the rule with its reasons.
+
+use jericho_format::PAGE_BYTES;
+use jericho_format::threads::MoveCost;
+use jericho_topology::{NodeId, Topology};
+
+use crate::report::{Matrix, Report};
+
+/// A remote byte that costs less than this share more than a local one counts as local: measurements scatter as much.
+const NOISE: f64 = 0.1;
+/// Bounds of what a report can set, so that a bad measurement cannot make threads move all the time.
+const BYTES: std::ops::RangeInclusive<f64> = (1 << 20) as f64..=(1_u64 << 32) as f64;
+
+/// Returns the remote bytes that justify a move, for each node of a thread and each node of the data: `costs[from][to]`.
+/// [`MoveCost::Default`] where the report has no figures.
+pub fn move_costs(report: &Report, topology: &Topology) -> Vec<Vec<MoveCost>> {
+    let nodes = &topology.nodes;
+    let of = |from: NodeId, to: NodeId| of_pair(report, topology, from, to);
+    let row = |from: NodeId| {
+        nodes
+            .iter()
+            .map(|to| of(from, to.id).unwrap_or_default())
+            .collect()
+    };
+    nodes.iter().map(|from| row(from.id)).collect()
+}
+
+/// Returns the cost of a move of a thread on `from` to data on `to`. Returns `None` if the report has no figures for it.
+fn of_pair(report: &Report, topology: &Topology, from: NodeId, to: NodeId) -> Option<MoveCost> {
+    let near = topology.node(to)?.nearest_cpu_node;
+    if from == near {
+        return None;
+    }
+    let ns_per_byte = |cpus: NodeId| {
+        let latency = get(&report.latency_ns.unloaded, cpus, to)?;
+        let bytes_per_s = get(&report.one_cpu.read_bandwidth_bytes_per_s, cpus, to)?;
+        Some(latency / PAGE_BYTES as f64 + 1e9 / bytes_per_s as f64)
+    };
+    let (remote, local) = (ns_per_byte(from)?, ns_per_byte(near)?);
+    let move_ns = get(&report.migration_ns, from, near)?;
+    let more = remote - local;
+    if more < NOISE * local {
+        return Some(MoveCost::Never);
+    }
+    let bytes = (move_ns / more).clamp(*BYTES.start(), *BYTES.end());
+    Some(MoveCost::Bytes(bytes as u64))
+}
+
+fn get<T: Copy>(matrix: &Matrix<T>, from: NodeId, to: NodeId) -> Option<T> {
+    *matrix.get(usize::from(from.0))?.get(usize::from(to.0))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::example::report;
+
+    fn topology() -> Topology {
+        Topology::from_spec("virtual:2").unwrap()
+    }
+
+    #[test]
+    fn a_move_pays_when_the_remote_bytes_cost_more_than_it() {
+        let topology = topology();
+        let costs = move_costs(&report(&topology), &topology);
+        // 60 ns for each page, and 1/8 - 1/12.5 ns for each byte.
+        let more = 60.0 / 4096.0 + 0.125 - 0.08;
+        let MoveCost::Bytes(bytes) = costs[0][1] else {
+            panic!("{costs:?}");
+        };
+        let exact = 120_000.0 / more;
+        assert!((bytes as f64 - exact).abs() < 2.0, "{bytes} {exact}");
+        assert_eq!(costs[0][1], costs[1][0]);
+        assert_eq!((costs[0][0], costs[1][1]), Default::default());
+    }
+
+    #[test]
+    fn a_difference_within_the_noise_never_pays() {
+        let topology = topology();
+        let mut report = report(&topology);
+        report.latency_ns.unloaded[0][1] = Some(92.0);
+        report.one_cpu.read_bandwidth_bytes_per_s[0][1] = Some(12_400_000_000);
+        let costs = move_costs(&report, &topology);
+        assert_eq!(costs[0][1], MoveCost::Never);
+        report.one_cpu.read_bandwidth_bytes_per_s[0][1] = Some(20_000_000_000);
+        assert_eq!(move_costs(&report, &topology)[0][1], MoveCost::Never);
+    }
+
+    #[test]
+    fn a_bad_measurement_stays_within_bounds() {
+        let topology = topology();
+        let mut report = report(&topology);
+        report.migration_ns[0][1] = Some(1.0);
+        assert_eq!(
+            move_costs(&report, &topology)[0][1],
+            MoveCost::Bytes(1 << 20)
+        );
+        report.migration_ns[0][1] = Some(1e10);
+        assert_eq!(
+            move_costs(&report, &topology)[0][1],
+            MoveCost::Bytes(1 << 32)
+        );
+    }
+
+    #[test]
+    fn a_pair_without_figures_has_the_default() {
+        let topology = topology();
+        let mut report = report(&topology);
+        report.migration_ns[0][1] = None;
+        report.latency_ns.unloaded[0][0] = None;
+        let costs = move_costs(&report, &topology);
+        assert_eq!(costs, vec![vec![MoveCost::Default; 2]; 2]);
+    }
+
+    #[test]
+    fn data_on_a_node_without_cpus_is_compared_with_its_nearest_cpus() {
+        let mut topology = topology();
+        topology.nodes[1].cpus.clear();
+        topology.nodes[1].nearest_cpu_node = NodeId(0);
+        let costs = move_costs(&report(&topology), &topology);
+        assert_eq!(
+            costs[0][1],
+            MoveCost::Default,
+            "the thread is there already"
+        );
+    }
+}

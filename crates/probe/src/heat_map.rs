@@ -1,0 +1,244 @@
+//! A report as a heat map: one image with a grid of cells for each kind of figure.
+//!
+//! A cell has its number as text, and a color from a scale that goes from light to dark. The text is black on light cells and white on dark
+//! ones, so a cell is legible on any background. Headings follow the reader's color scheme, and print as black.
+
+use std::fmt::Write;
+
+use crate::report::{Matrix, Report};
+use crate::table::{gigabytes, load_text};
+
+const CELL_WIDTH: usize = 76;
+const CELL_HEIGHT: usize = 34;
+const MARGIN: usize = 24;
+const LABEL_WIDTH: usize = 64;
+const LINE_HEIGHT: usize = 20;
+const CHAR_WIDTH: usize = 8;
+/// Grids side by side.
+const COLUMNS: usize = 2;
+
+/// The ends of the scale, as red, green and blue: from a good figure to a bad one.
+const GOOD: [f64; 3] = [222.0, 235.0, 247.0];
+const BAD: [f64; 3] = [8.0, 69.0, 148.0];
+/// Luminance of a cell below which its text is white. There, white and black text have the same contrast.
+const WHITE_BELOW: f64 = 0.179;
+
+const STYLE: &str = "\
+text{font:14px system-ui,sans-serif;fill:#1a1a1a}\
+.title{font-weight:600}\
+.number{text-anchor:middle}\
+.dark{fill:#fff}.light{fill:#000}\
+.empty{fill:none;stroke:#888;stroke-dasharray:3}\
+@media (prefers-color-scheme:dark){text{fill:#eee}.light{fill:#000}.dark{fill:#fff}}\
+@media print{text{fill:#000}.light{fill:#000}.dark{fill:#fff}svg{print-color-adjust:exact}}";
+
+/// A grid: its title, and for each pair of nodes the text and how bad the figure is, from 0 to 1.
+struct Grid {
+    title: String,
+    cells: Vec<Vec<Option<(String, f64)>>>,
+}
+
+/// Returns the heat map as an SVG document.
+pub fn heat_map(report: &Report) -> String {
+    let grids = grids(report);
+    let count = report.node_count();
+    let longest = grids.iter().map(|grid| grid.title.chars().count()).max();
+    let grid_width = (LABEL_WIDTH + count * CELL_WIDTH).max(longest.unwrap_or(0) * CHAR_WIDTH);
+    let grid_height = 2 * LINE_HEIGHT + count * CELL_HEIGHT;
+    let lines = grids.len().div_ceil(COLUMNS);
+    let head = 3 * LINE_HEIGHT;
+    let width = MARGIN + COLUMNS * (grid_width + MARGIN);
+    let height = MARGIN + head + lines * (grid_height + MARGIN);
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" role=\"img\">\n\
+         <title>Bandwidth and latency between nodes</title>\n<style>{STYLE}</style>\n"
+    );
+    let machine = &report.machine;
+    let first = format!(
+        "{}, kernel {}, {}",
+        machine.cpu_model, machine.kernel, report.time
+    );
+    let second = format!(
+        "{count} nodes ({}); rows: node of the CPUs; columns: node of the memory; darker: worse",
+        report.topology.source
+    );
+    push_text(
+        &mut out,
+        (MARGIN, MARGIN + LINE_HEIGHT / 2),
+        "title",
+        &first,
+    );
+    push_text(
+        &mut out,
+        (MARGIN, MARGIN + 3 * LINE_HEIGHT / 2),
+        "plain",
+        &second,
+    );
+    for (index, grid) in grids.iter().enumerate() {
+        let left = MARGIN + index % COLUMNS * (grid_width + MARGIN);
+        let top = MARGIN + head + index / COLUMNS * (grid_height + MARGIN);
+        push_grid(&mut out, grid, left, top);
+    }
+    out.push_str("</svg>\n");
+    out
+}
+
+fn grids(report: &Report) -> Vec<Grid> {
+    let one = &report.one_cpu;
+    let nanoseconds = |value: &f64| format!("{value:.0}");
+    let bandwidth = |title: &str, matrix: &Matrix<u64>| {
+        grid(title.into(), matrix, |value| -(*value as f64), gigabytes)
+    };
+    let latency =
+        |title: String, matrix: &Matrix<f64>| grid(title, matrix, |value| *value, nanoseconds);
+    let loaded = format!("Latency while {} stream, ns", load_text(report));
+    let mut grids = vec![
+        bandwidth("Reads, one CPU, GB/s", &one.read_bandwidth_bytes_per_s),
+        bandwidth("Reads, all CPUs, GB/s", &report.read_bandwidth_bytes_per_s),
+        bandwidth("Writes, one CPU, GB/s", &one.write_bandwidth_bytes_per_s),
+        bandwidth(
+            "Writes, all CPUs, GB/s",
+            &report.write_bandwidth_bytes_per_s,
+        ),
+        latency("Latency, ns".into(), &report.latency_ns.unloaded),
+        latency(loaded, &report.latency_ns.loaded),
+    ];
+    let megabytes = |value: &u64| format!("{:.0}", *value as f64 / 1e6);
+    for device in &report.devices {
+        let title = format!("Reads of {}, MB/s", device.name);
+        let matrix = &device.read_bytes_per_s;
+        grids.push(grid(title, matrix, |value| -(*value as f64), megabytes));
+    }
+    grids
+}
+
+/// Makes a grid. `badness` is larger for a worse figure.
+fn grid<T>(
+    title: String,
+    matrix: &Matrix<T>,
+    badness: impl Fn(&T) -> f64,
+    text: impl Fn(&T) -> String,
+) -> Grid {
+    let values = || matrix.iter().flatten().flatten().map(&badness);
+    let (best, worst) = (
+        values().fold(f64::INFINITY, f64::min),
+        values().fold(f64::NEG_INFINITY, f64::max),
+    );
+    // Small differences are noise, and must not look like large ones: the scale spans half of the best value at least.
+    let span = (worst - best).max(best.abs() / 2.0).max(f64::MIN_POSITIVE);
+    let cell = |value: &Option<T>| {
+        let value = value.as_ref()?;
+        Some((text(value), (badness(value) - best) / span))
+    };
+    Grid {
+        title,
+        cells: matrix
+            .iter()
+            .map(|row| row.iter().map(cell).collect())
+            .collect(),
+    }
+}
+
+fn push_grid(out: &mut String, grid: &Grid, left: usize, top: usize) {
+    push_text(out, (left, top), "title", &grid.title);
+    let first_row = top + 2 * LINE_HEIGHT - LINE_HEIGHT / 2;
+    for column in 0..grid.cells.len() {
+        let x = left + LABEL_WIDTH + column * CELL_WIDTH + CELL_WIDTH / 2;
+        push_text(
+            out,
+            (x, top + LINE_HEIGHT + 4),
+            "number",
+            &format!("node {column}"),
+        );
+    }
+    for (row, cells) in grid.cells.iter().enumerate() {
+        let y = first_row + row * CELL_HEIGHT;
+        let middle = y + CELL_HEIGHT / 2 + 5;
+        push_text(out, (left, middle), "plain", &format!("node {row}"));
+        for (column, cell) in cells.iter().enumerate() {
+            let x = left + LABEL_WIDTH + column * CELL_WIDTH;
+            let (width, height) = (CELL_WIDTH - 2, CELL_HEIGHT - 2);
+            let place = format!("x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\"");
+            let Some((text, part)) = cell else {
+                let _ = writeln!(out, "<rect class=\"empty\" {place}/>");
+                continue;
+            };
+            let [red, green, blue] = color(*part);
+            let is_dark = luminance([red, green, blue]) < WHITE_BELOW;
+            let _ = writeln!(out, "<rect {place} fill=\"rgb({red},{green},{blue})\"/>");
+            let shade = if is_dark { "dark" } else { "light" };
+            let center = (x + width / 2, middle);
+            push_text(out, center, &format!("number {shade}"), text);
+        }
+    }
+}
+
+fn color(part: f64) -> [u8; 3] {
+    let part = part.clamp(0.0, 1.0);
+    let mix = |(good, bad): (f64, f64)| (good + (bad - good) * part) as u8;
+    [0, 1, 2].map(|at: usize| mix((GOOD[at], BAD[at])))
+}
+
+/// Returns how bright a color is, from 0 to 1.
+fn luminance([red, green, blue]: [u8; 3]) -> f64 {
+    let linear = |value: u8| (f64::from(value) / 255.0).powf(2.2);
+    0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue)
+}
+
+fn push_text(out: &mut String, (x, y): (usize, usize), class: &str, text: &str) {
+    let text = text
+        .replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;");
+    let text: String = text.chars().filter(|c| !c.is_control()).collect();
+    let _ = writeln!(
+        out,
+        "<text class=\"{class}\" x=\"{x}\" y=\"{y}\">{text}</text>"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::example::report;
+    use jericho_topology::Topology;
+
+    #[test]
+    fn the_heat_map_shows_each_figure_in_a_color_on_which_it_is_legible() {
+        let mut report = report(&Topology::from_spec("virtual:2").unwrap());
+        report.latency_ns.loaded[1][0] = None;
+        let svg = heat_map(&report);
+        assert!(svg.starts_with("<svg xmlns=") && svg.ends_with("</svg>\n"));
+        assert!(svg.contains("Example &lt;CPU&gt; &amp; more"), "{svg}");
+        assert_eq!(svg.matches("<rect").count(), 6 * 4);
+        assert_eq!(svg.matches("class=\"empty\"").count(), 1);
+        assert!(svg.contains("prefers-color-scheme:dark") && svg.contains("@media print"));
+        assert_eq!(svg.matches(">150</text>").count(), 2);
+        // The worst figure of a grid is dark, with white text.
+        let worst = format!("rgb({},{},{})", BAD[0], BAD[1], BAD[2]);
+        assert!(svg.contains(&worst), "{svg}");
+        assert!(svg.contains("class=\"number dark\""));
+    }
+
+    #[test]
+    fn text_and_cell_have_enough_contrast_on_the_whole_scale() {
+        for step in 0..=100 {
+            let part = f64::from(step) / 100.0;
+            let cell = luminance(color(part));
+            let contrast = match cell < WHITE_BELOW {
+                true => 1.05 / (cell + 0.05),
+                false => (cell + 0.05) / 0.05,
+            };
+            // The Web Content Accessibility Guidelines ask for 4.5.
+            assert!(contrast >= 4.5, "{part}: {contrast}");
+        }
+    }
+
+    #[test]
+    fn equal_figures_are_all_light() {
+        let equal: Matrix<f64> = vec![vec![Some(5.0); 2]; 2];
+        let grid = grid(String::new(), &equal, |value| *value, |_| String::new());
+        let parts = grid.cells.iter().flatten().flatten().map(|(_, part)| *part);
+        assert!(parts.into_iter().all(|part| part == 0.0));
+    }
+}
