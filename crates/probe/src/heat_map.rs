@@ -1,7 +1,7 @@
 //! A report as a heat map: one image with a grid of cells for each kind of figure.
 //!
 //! A cell has its number as text, and a color from a scale that goes from light to dark. The text is black on light cells and white on dark
-//! ones, so a cell is legible on any background. Headings follow the reader's color scheme, and print as black.
+//! ones. The image has a background of its own. Background and headings follow the reader's color scheme, and headings print as black.
 
 use std::fmt::Write;
 
@@ -24,13 +24,14 @@ const BAD: [f64; 3] = [8.0, 69.0, 148.0];
 const WHITE_BELOW: f64 = 0.179;
 
 const STYLE: &str = "\
+.paper{fill:#fff}\
 text{font:14px system-ui,sans-serif;fill:#1a1a1a}\
 .title{font-weight:600}\
 .number{text-anchor:middle}\
 .dark{fill:#fff}.light{fill:#000}\
 .empty{fill:none;stroke:#888;stroke-dasharray:3}\
-@media (prefers-color-scheme:dark){text{fill:#eee}.light{fill:#000}.dark{fill:#fff}}\
-@media print{text{fill:#000}.light{fill:#000}.dark{fill:#fff}svg{print-color-adjust:exact}}";
+@media (prefers-color-scheme:dark){.paper{fill:#161616}text{fill:#eee}.light{fill:#000}.dark{fill:#fff}}\
+@media print{.paper{fill:none}text{fill:#000}.light{fill:#000}.dark{fill:#fff}svg{print-color-adjust:exact}}";
 
 /// A grid: its title, and for each pair of nodes the text and how bad the figure is, from 0 to 1.
 struct Grid {
@@ -40,47 +41,52 @@ struct Grid {
 
 /// Returns the heat map as an SVG document.
 pub fn heat_map(report: &Report) -> String {
-    let grids = grids(report);
+    let (grids, head) = (grids(report), head(report));
     let count = report.node_count();
-    let longest = grids.iter().map(|grid| grid.title.chars().count()).max();
-    let grid_width = (LABEL_WIDTH + count * CELL_WIDTH).max(longest.unwrap_or(0) * CHAR_WIDTH);
+    let width_of = |text: &String| text.chars().count() * CHAR_WIDTH;
+    let longest = |texts: &mut dyn Iterator<Item = &String>| texts.map(width_of).max().unwrap_or(0);
+    let titles = longest(&mut grids.iter().map(|grid| &grid.title));
+    let grid_width = (LABEL_WIDTH + count * CELL_WIDTH).max(titles);
     let grid_height = 2 * LINE_HEIGHT + count * CELL_HEIGHT;
     let lines = grids.len().div_ceil(COLUMNS);
-    let head = 3 * LINE_HEIGHT;
-    let width = MARGIN + COLUMNS * (grid_width + MARGIN);
-    let height = MARGIN + head + lines * (grid_height + MARGIN);
+    let top = MARGIN + (head.len() + 1) * LINE_HEIGHT;
+    let width = MARGIN + (COLUMNS * (grid_width + MARGIN)).max(longest(&mut head.iter()) + MARGIN);
+    let height = top + lines * (grid_height + MARGIN);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" role=\"img\">\n\
-         <title>Bandwidth and latency between nodes</title>\n<style>{STYLE}</style>\n"
+         <title>Bandwidth and latency between nodes</title>\n<style>{STYLE}</style>\n\
+         <path class=\"paper\" d=\"M0 0H{width}V{height}H0z\"/>\n"
     );
-    let machine = &report.machine;
-    let first = format!(
-        "{}, kernel {}, {}",
-        machine.cpu_model, machine.kernel, report.time
-    );
-    let second = format!(
-        "{count} nodes ({}); rows: node of the CPUs; columns: node of the memory; darker: worse",
-        report.topology.source
-    );
-    push_text(
-        &mut out,
-        (MARGIN, MARGIN + LINE_HEIGHT / 2),
-        "title",
-        &first,
-    );
-    push_text(
-        &mut out,
-        (MARGIN, MARGIN + 3 * LINE_HEIGHT / 2),
-        "plain",
-        &second,
-    );
+    for (index, text) in head.iter().enumerate() {
+        let class = if index == 0 { "title" } else { "plain" };
+        let y = MARGIN + LINE_HEIGHT / 2 + index * LINE_HEIGHT;
+        push_text(&mut out, (MARGIN, y), class, text);
+    }
     for (index, grid) in grids.iter().enumerate() {
         let left = MARGIN + index % COLUMNS * (grid_width + MARGIN);
-        let top = MARGIN + head + index / COLUMNS * (grid_height + MARGIN);
+        let top = top + index / COLUMNS * (grid_height + MARGIN);
         push_grid(&mut out, grid, left, top);
     }
     out.push_str("</svg>\n");
     out
+}
+
+/// Returns the lines above the grids.
+fn head(report: &Report) -> Vec<String> {
+    let (machine, count) = (&report.machine, report.node_count());
+    let plural = if count == 1 { "" } else { "s" };
+    let mut lines = vec![
+        format!(
+            "{}, kernel {}, {}",
+            machine.cpu_model, machine.kernel, report.time
+        ),
+        format!(
+            "{count} node{plural} ({}); rows: node of the CPUs; columns: node of the memory; darker: worse",
+            report.topology.source
+        ),
+    ];
+    lines.extend(report.notes.iter().cloned());
+    lines
 }
 
 fn grids(report: &Report) -> Vec<Grid> {
