@@ -38,7 +38,11 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
         _ => "/dev/fuse",
     };
     writeln!(out, "requests  by {requests}")?;
-    writeln!(out, "threads   migrate to their data: {}", stat.threads)?;
+    writeln!(
+        out,
+        "threads   migrate to their data: {}; costs of moves: {}",
+        stat.threads, stat.move_costs
+    )?;
     for (index, device) in stat.devices.iter().enumerate() {
         writeln!(
             out,
@@ -292,12 +296,14 @@ mod tests {
             network: vec![],
             locality: Locality::default(),
             threads: "adaptive".into(),
+            move_costs: "probe of 2026-11-26T15:37:39Z".into(),
             counters: Default::default(),
             clients: Vec::new(),
             scrub: None,
         };
         let text = table(&stat).unwrap();
         let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[4].ends_with("adaptive; costs of moves: probe of 2026-11-26T15:37:39Z"));
         assert!(lines[7].contains("RATIO"), "{text}");
         assert!(lines[8].contains("75.0%"), "{text}");
         assert!(lines[9].contains(" - "), "{text}");

@@ -417,6 +417,7 @@ mod tests {
             network: vec![],
             locality,
             threads: "adaptive".into(),
+            move_costs: String::new(),
             counters: Default::default(),
             clients: vec![ClientStat {
                 pid: 42,

@@ -17,7 +17,7 @@ use jericho_format::threads::ThreadPolicy;
 
 use crate::thread;
 
-pub use nodes::learn;
+pub use nodes::{learn, learn_costs};
 pub use policy::{VARIABLE, policy_of_run};
 pub(crate) use thread_use::ThreadUse;
 

@@ -31,6 +31,9 @@ use jericho_topology::Topology;
 use parking_lot::Mutex;
 
 use crate::counters::MountCounts;
+#[cfg(test)]
+use crate::move_costs::BYTES_MIN;
+use crate::move_costs::MoveCosts;
 use crate::tasks::{self, Task};
 
 /// Number of requests of which a worker samples one. It is a prime, so that the samples include all threads that send requests in
@@ -40,9 +43,6 @@ const SAMPLE_EVERY: u32 = 17;
 const SEEN_MAX: usize = 64;
 /// Longest period over which a thread's use is summed up.
 const WINDOW: Duration = Duration::from_secs(1);
-/// Bytes in a window that justify a migration. The limit is higher than for inline access: a call through the kernel costs so
-/// much that the distance matters less.
-const BYTES_MIN: u64 = 16 << 20;
 /// Fewest samples of a thread that justify a migration.
 const SAMPLES_MIN: u32 = 4;
 /// Longest time that a mask stays narrow. A read that waits for a device takes less.
@@ -87,8 +87,14 @@ const NO_USAGE: Usage = Usage {
 };
 
 impl Usage {
-    /// Adds an access. Returns true when the thread should run on `node`.
-    fn add(&mut self, tid: u32, node: u16, bytes: u64, policy: ThreadPolicy, now: Instant) -> bool {
+    /// Adds an access. Returns true when the thread should run on `node`, for which `bytes_min` bytes on one node are needed.
+    fn add_above(
+        &mut self,
+        bytes_min: u64,
+        (tid, node, bytes): (u32, u16, u64),
+        policy: ThreadPolicy,
+        now: Instant,
+    ) -> bool {
         let is_over = self.since.is_none_or(|since| now - since > WINDOW);
         if self.tid != tid || is_over {
             *self = Usage {
@@ -108,13 +114,19 @@ impl Usage {
             (self.node, self.here, self.elsewhere) = (node, self.elsewhere, self.here);
         }
         let is_dominant = self.here / 4 * 3 >= self.elsewhere * 3;
-        let is_enough = self.here >= BYTES_MIN && self.samples >= SAMPLES_MIN;
+        let is_enough = self.here >= bytes_min && self.samples >= SAMPLES_MIN;
         let worth = policy == ThreadPolicy::Always || is_enough && is_dominant;
         if worth && self.node == node {
             self.since = None;
             return true;
         }
         false
+    }
+
+    /// Adds an access, with the default costs.
+    #[cfg(test)]
+    fn add(&mut self, tid: u32, node: u16, bytes: u64, policy: ThreadPolicy, now: Instant) -> bool {
+        self.add_above(BYTES_MIN, (tid, node, bytes), policy, now)
     }
 }
 
@@ -152,6 +164,8 @@ pub(crate) struct Migrator {
     has_several_nodes: bool,
     /// For each node, the node whose CPUs are nearest to it.
     thread_nodes: Vec<u16>,
+    /// For each node, the bytes in a window that justify a migration to it.
+    bytes_min: Vec<u64>,
     context: Arc<PlacerContext>,
     /// The `placer` thread and its queue. The first order starts the thread.
     migrations: Mutex<Option<(SyncSender<Order>, JoinHandle<()>)>>,
@@ -159,7 +173,17 @@ pub(crate) struct Migrator {
 }
 
 impl Migrator {
+    /// Returns the migrator of a machine that nobody has measured.
+    #[cfg(test)]
     pub fn new(topology: &Topology, counts: Arc<MountCounts>) -> Migrator {
+        Migrator::with_costs(topology, &MoveCosts::default(), counts)
+    }
+
+    pub fn with_costs(
+        topology: &Topology,
+        costs: &MoveCosts,
+        counts: Arc<MountCounts>,
+    ) -> Migrator {
         let node_of = |cpu| topology.node_of_cpu(cpu).map_or(u16::MAX, |node| node.0);
         let nodes = Nodes::new(node_of);
         let with_cpus = (0..NODES).filter(|n| !nodes.cpus_of(*n).is_empty());
@@ -167,6 +191,9 @@ impl Migrator {
             has_several_nodes: with_cpus.count() > 1,
             thread_nodes: (topology.nodes.iter())
                 .map(|node| topology.thread_node(node.id).0)
+                .collect(),
+            bytes_min: (0..topology.nodes.len())
+                .map(|node| costs.bytes_min(node))
                 .collect(),
             context: Arc::new(PlacerContext {
                 nodes,
@@ -192,14 +219,10 @@ impl Migrator {
             if samples.since_sample >= SAMPLE_EVERY {
                 samples.since_sample = 0;
                 let node = *self.thread_nodes.get(usize::from(node)).unwrap_or(&node);
+                let bytes_min = *self.bytes_min.get(usize::from(node)).unwrap_or(&u64::MAX);
                 let usage = &mut samples.threads[tid as usize % SEEN_MAX];
-                if usage.add(
-                    tid,
-                    node,
-                    bytes * u64::from(SAMPLE_EVERY),
-                    policy,
-                    Instant::now(),
-                ) {
+                let sample = (tid, node, bytes * u64::from(SAMPLE_EVERY));
+                if usage.add_above(bytes_min, sample, policy, Instant::now()) {
                     self.order(Order { tid, node });
                 }
             }

@@ -41,7 +41,7 @@ impl Mounted {
         let counts = fast.counts();
         Arc::new(Mounted {
             locality: LocalityCounters::new(volume.homes.iter().copied(), &volume.topology),
-            migrator: Migrator::new(&volume.topology, counts.clone()),
+            migrator: Migrator::with_costs(&volume.topology, &volume.move_costs, counts.clone()),
             mapped: Mapped::new(counts.clone()),
             loan_waits: LoanWaits::default(),
             space_waits: SpaceWaits::new(volume.clone()),

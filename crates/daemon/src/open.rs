@@ -16,6 +16,7 @@ use jericho_volume::{OpenMode, Volume, VolumeError, VolumeLock};
 
 use crate::fast::{Fast, KeeperCommand, Trusted};
 use crate::mounted::Mounted;
+use crate::move_costs::MoveCosts;
 use crate::outage::Outages;
 use crate::volume::OpenVolume;
 
@@ -52,6 +53,8 @@ pub struct OpenOptions {
     pub topology: Topology,
     /// The policy for migrating threads, for files and directories without their own.
     pub threads: ThreadPolicy,
+    /// What moves of threads cost, for the policy *adaptive*.
+    pub move_costs: MoveCosts,
     /// Users that are trusted with the whole cache, in addition to the volume's owner and this process's user.
     pub fast_path: Trusted,
     /// Starts the process that ends inline access when this process has ended. With `None`, programs continue to read cached
@@ -196,6 +199,7 @@ impl Mounted {
             path,
             read_only,
             threads: options.threads,
+            move_costs: options.move_costs.clone(),
             topology: options.topology.clone(),
             devices: volume,
             homes: homes.into_iter().collect(),
@@ -209,6 +213,7 @@ impl Mounted {
         let fast = Arc::new(fast.map_err(OpenError::SharedMemory)?);
         fast.start_keeper().map_err(OpenError::Keeper)?;
         fast.set_thread_policy(options.threads);
+        fast.set_move_costs(&options.move_costs);
         Ok(Mounted::new(volume, fast))
     }
 }

@@ -43,6 +43,9 @@ pub struct Stat {
     pub locality: Locality,
     /// The policy for migrating threads, for files and directories without their own.
     pub threads: String,
+    /// Where the costs of moves of threads come from: `defaults`, `probe of DATE`, or `defaults` and why a report is not used.
+    #[serde(default)]
+    pub move_costs: String,
     /// Counters that belong to no slice.
     #[serde(flatten)]
     pub counters: MountCounters,
@@ -206,6 +209,7 @@ impl Mounted {
                 .collect(),
             locality: all,
             threads: self.threads().to_string(),
+            move_costs: format!("{:.FAILURE_BYTES_MAX$}", self.volume.move_costs.origin),
             counters: self.fast.counts().values(),
             clients: self.client_counters(),
             scrub: self.fs().scrub_status().map(ScrubStat::from),

@@ -13,6 +13,7 @@ use jericho_topology::{NodeId, Topology};
 use jericho_volume::{Volume, VolumeLock};
 use parking_lot::Mutex;
 
+use crate::move_costs::MoveCosts;
 use crate::outage::Outages;
 
 /// An open volume. While it is open, it only gets further slices.
@@ -24,6 +25,8 @@ pub(crate) struct OpenVolume {
     pub read_only: bool,
     /// The policy for migrating threads, for files and directories without their own.
     pub threads: ThreadPolicy,
+    /// What moves of threads cost, for the policy *adaptive*.
+    pub move_costs: MoveCosts,
     pub topology: Topology,
     pub devices: Arc<Volume>,
     /// The home node of each slice. A slice comes after its home.

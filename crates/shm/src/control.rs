@@ -4,13 +4,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use jericho_format::threads::{ThreadPolicy, ThreadsOfInode};
+use jericho_format::threads::{MoveCost, ThreadPolicy, ThreadsOfInode};
 use jericho_sys::memory::Mapping;
 
 const MAGIC: u64 = u64::from_ne_bytes(*b"JRCHshm1");
-const VERSION: u32 = 8;
+const VERSION: u32 = 9;
 const CPUS: usize = 1024;
-const SLICES_AT: usize = 4096;
+const MOVE_COSTS_AT: usize = 4096;
+const SLICES_AT: usize = 8192;
 const SLICES: usize = 1024;
 const SLOTS_AT: usize = SLICES_AT + 64 * SLICES;
 
@@ -32,6 +33,10 @@ struct SliceInfo {
     frames: AtomicU32,
     node: AtomicU16,
 }
+
+/// The cost of a move of a thread, for each of its nodes and each node of the data. See [`MoveCost::number`].
+#[repr(C, align(64))]
+struct MoveCosts([[AtomicU32; Control::MOVE_NODES]; Control::MOVE_NODES]);
 
 /// The daemon's part of a file's slot.
 #[derive(Debug)]
@@ -72,6 +77,8 @@ impl SlotWord {
 
 const _: () = assert!(size_of::<SlotInfo>() == 64 && size_of::<SliceInfo>() == 64);
 const _: () = assert!(std::mem::offset_of!(Header, cpu_nodes) == 64);
+const _: () = assert!(size_of::<Header>() <= MOVE_COSTS_AT);
+const _: () = assert!(MOVE_COSTS_AT + size_of::<MoveCosts>() == SLICES_AT);
 
 impl SlotInfo {
     /// No inline access.
@@ -142,6 +149,9 @@ pub struct Control {
 }
 
 impl Control {
+    /// Nodes between which moves of threads have a cost: those below this number.
+    pub const MOVE_NODES: usize = 32;
+
     /// Creates the segment of a volume: frames and node of each slice (at most 1024), and the node of each CPU (65535: none).
     pub fn create(
         name: &str,
@@ -246,6 +256,12 @@ impl Control {
     }
 
     #[inline]
+    fn move_costs(&self) -> &MoveCosts {
+        // SAFETY: as in `header`; the table ends where the slices begin.
+        unsafe { &*self.mapping.as_ptr().add(MOVE_COSTS_AT).cast::<MoveCosts>() }
+    }
+
+    #[inline]
     fn slice_info(&self, slice: u16) -> &SliceInfo {
         assert!(slice < self.slice_count(), "no such slice");
         self.info_at(slice)
@@ -320,6 +336,21 @@ impl Control {
             .store(u32::from(policy as u8), Ordering::Relaxed);
     }
 
+    /// Returns the cost of a move of a thread on one node to data on another one. Nodes from [`Control::MOVE_NODES`] up have the default.
+    pub fn move_cost(&self, from: usize, to: usize) -> MoveCost {
+        let cell = self.move_costs().0.get(from).and_then(|row| row.get(to));
+        cell.map_or(MoveCost::Default, |cost| {
+            MoveCost::from_number(cost.load(Ordering::Relaxed))
+        })
+    }
+
+    /// Sets such a cost. Ignores nodes from [`Control::MOVE_NODES`] up. Only the daemon calls this.
+    pub fn set_move_cost(&self, from: usize, to: usize, cost: MoveCost) {
+        if let Some(cell) = self.move_costs().0.get(from).and_then(|row| row.get(to)) {
+            cell.store(cost.number(), Ordering::Relaxed);
+        }
+    }
+
     /// Returns the daemon's part of a slot; `None` beyond the last.
     #[inline]
     pub fn slot(&self, index: u32) -> Option<&SlotInfo> {
@@ -345,6 +376,9 @@ mod tests {
     fn an_attached_control_segment_shows_the_created_values() {
         let made = Control::create("test", &[(4096, 0), (8192, 1)], 100, &[0, 1, 1], 42).unwrap();
         made.set_policy(ThreadPolicy::Always);
+        made.set_move_cost(0, 1, MoveCost::Bytes(3 << 20));
+        made.set_move_cost(31, 31, MoveCost::Never);
+        made.set_move_cost(0, 32, MoveCost::Never);
         made.slot(99).unwrap().set(7, 1, SlotInfo::NO_WRITE);
         let fd = made.mapping().read_only_fd().unwrap();
         let seen = Control::attach(fd).unwrap();
@@ -355,6 +389,11 @@ mod tests {
         assert_eq!(seen.node_of_cpu(5000), u16::MAX);
         assert_eq!((seen.instance(), seen.node_count()), (42, 2));
         assert_eq!(seen.policy(), ThreadPolicy::Always);
+        assert_eq!(seen.move_cost(0, 1), MoveCost::Bytes(3 << 20));
+        assert_eq!(seen.move_cost(31, 31), MoveCost::Never);
+        for (from, to) in [(1, 0), (0, 32), (1000, 0)] {
+            assert_eq!(seen.move_cost(from, to), MoveCost::Default);
+        }
         let slot = seen.slot(99).unwrap();
         let word = slot.word();
         assert_eq!(
@@ -373,8 +412,8 @@ mod tests {
     #[test]
     fn another_version_is_refused_by_name() {
         let made = Control::create("test", &[(4096, 0)], 1, &[0], 1).unwrap();
-        made.header().version.store(9, Ordering::Relaxed);
+        made.header().version.store(10, Ordering::Relaxed);
         let error = Control::attach(made.mapping().read_only_fd().unwrap()).unwrap_err();
-        assert!(error.to_string().contains("version 9"), "{error}");
+        assert!(error.to_string().contains("version 10"), "{error}");
     }
 }

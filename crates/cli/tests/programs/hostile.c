@@ -167,7 +167,7 @@ static void get_segments(uint64_t instance, uint64_t token)
     NEED(memcmp(control, "JRCHshm1", 8) == 0 && counts[0] == slice_count);
     for (uint32_t i = 0; i < slice_count; i++) {
         struct slice *slice = &slices[i];
-        memcpy(&slice->frame_count, control + 4096 + 64 * i, 4);
+        memcpy(&slice->frame_count, control + 8192 + 64 * i, 4);
         slice->lines = ((uint64_t)slice->frame_count * 3 / 2 + 3) / 4;
         slice->entries = 4 * slice->lines;
         slice->table = segments[3 + 3 * i];

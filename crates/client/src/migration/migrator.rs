@@ -31,7 +31,7 @@ const MS: u64 = 1_000_000;
 /// The window decays by half in this time (nanoseconds). Threads that alternate between nodes faster than that count as using
 /// both.
 pub const HALF_LIFE: u64 = 200 * MS;
-/// Remote bytes that make a move worth its cost. A move costs 100 to 200 microseconds: the switch, and filling the caches again.
+/// Remote bytes that make a move worth its cost, if nobody has measured them ([`World::move_cost`]). A move costs 100 to 200 microseconds: the switch, and filling the caches again.
 /// A remote byte costs about 0.05 nanoseconds more than a local one (the papers: 8 to 40 % of throughput). That is 2 to 4 MiB.
 pub const MOVE_COST: f32 = (4 << 20) as f32;
 /// Share of the window that one node must have for a move there.
@@ -70,6 +70,11 @@ pub trait World {
     fn cpus_of(&self, node: usize) -> CpuMask;
     /// Returns the share (0 to 1) of recent time in which a node's CPUs were idle. Returns `None` when it is unknown.
     fn idle_share(&mut self, now: u64, node: usize) -> Option<f32>;
+    /// Returns the remote bytes in the window that make a move to a node worth its cost, from where the thread runs now. Infinite if a move
+    /// never pays.
+    fn move_cost(&mut self, _node: usize) -> f32 {
+        MOVE_COST
+    }
     /// Returns the nanoseconds that the thread has waited for a CPU in its life. Returns `None` when they are unknown.
     fn waited_ns(&mut self) -> Option<u64>;
 }
@@ -204,7 +209,7 @@ impl Migrator {
         let Some(node) = self.dominant(total) else {
             return;
         };
-        if self.window[node].remote < MOVE_COST {
+        if self.window[node].remote < world.move_cost(node) {
             return;
         }
         // Whether this move succeeds or not, the next attempt waits.

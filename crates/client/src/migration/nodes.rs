@@ -1,15 +1,16 @@
-//! The nodes of this process: the CPUs of each, and how idle they are.
+//! The nodes of this process: the CPUs of each, how idle they are, and what moves between them cost.
 //!
 //! A process may use several mounted volumes. If their daemons have different topologies, their node numbers mean different
-//! things. Threads then migrate only for volumes that agree with the first.
+//! things. Threads then migrate only for volumes that agree with the first. The costs of moves are those of the first.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock};
 
+use jericho_format::threads::MoveCost;
 use jericho_sys::affinity::CpuMask;
 use jericho_sys::load::{self, CpuTime};
 
-use super::migrator::NODES;
+use super::migrator::{MOVE_COST, NODES};
 
 /// Shortest time between two readings of /proc/stat in a process, in nanoseconds.
 const READ_EVERY: u64 = 1_000_000_000;
@@ -36,9 +37,40 @@ impl Nodes {
     pub fn cpus_of(&self, node: usize) -> CpuMask {
         self.0.get(node).copied().unwrap_or_default()
     }
+
+    /// Returns the node of a CPU.
+    pub fn node_of(&self, cpu: u32) -> Option<usize> {
+        self.0.iter().position(|cpus| cpus.contains(cpu))
+    }
+}
+
+/// The remote bytes that justify a move, for each node of a thread and each node of the data.
+#[derive(Debug)]
+pub struct MoveBytes([[f32; NODES]; NODES]);
+
+impl MoveBytes {
+    /// Makes the table from the cost of each move.
+    pub fn new(cost: impl Fn(usize, usize) -> MoveCost) -> MoveBytes {
+        MoveBytes(std::array::from_fn(|from| {
+            std::array::from_fn(|to| match cost(from, to) {
+                MoveCost::Default => MOVE_COST,
+                MoveCost::Bytes(bytes) => bytes as f32,
+                MoveCost::Never => f32::INFINITY,
+            })
+        }))
+    }
+
+    /// Returns the bytes that justify a move between two nodes. A thread on an unknown node has the default.
+    pub fn of(&self, from: Option<usize>, to: usize) -> f32 {
+        let row = from.and_then(|from| self.0.get(from));
+        row.and_then(|row| row.get(to))
+            .copied()
+            .unwrap_or(MOVE_COST)
+    }
 }
 
 static OF_PROCESS: OnceLock<Nodes> = OnceLock::new();
+static MOVE_BYTES: OnceLock<MoveBytes> = OnceLock::new();
 
 /// Takes the nodes of a volume as this process's. Returns false when a different table of another volume came first.
 pub fn learn(nodes: Nodes) -> bool {
@@ -51,6 +83,19 @@ pub fn learn(nodes: Nodes) -> bool {
         }
     };
     *known == nodes
+}
+
+/// Takes the costs of moves of a volume as this process's, unless it has some.
+pub fn learn_costs(bytes: MoveBytes) {
+    // Fails if the process has some.
+    let _ = MOVE_BYTES.set(bytes);
+}
+
+/// Returns the remote bytes that justify a move, as this process knows them.
+pub fn move_bytes(from: Option<usize>, to: usize) -> f32 {
+    MOVE_BYTES
+        .get()
+        .map_or(MOVE_COST, |bytes| bytes.of(from, to))
 }
 
 /// Returns the nodes of this process; `None` before the first volume.
@@ -146,6 +191,25 @@ mod tests {
         assert_eq!(nodes.cpus_of(0), [0, 2].into_iter().collect());
         assert_eq!(nodes.cpus_of(1), [1].into_iter().collect());
         assert!(nodes.cpus_of(2).is_empty() && nodes.cpus_of(NODES).is_empty());
+    }
+
+    #[test]
+    fn a_node_is_found_by_its_cpus_and_a_measured_cost_replaces_the_default() {
+        let nodes = Nodes::new(|cpu| if cpu < 4 { cpu as u16 / 2 } else { u16::MAX });
+        assert_eq!(
+            [1, 2, 4].map(|cpu| nodes.node_of(cpu)),
+            [Some(0), Some(1), None]
+        );
+        let bytes = MoveBytes::new(|from, to| match (from, to) {
+            (0, 1) => MoveCost::Bytes(7 << 20),
+            (1, 0) => MoveCost::Never,
+            _ => MoveCost::Default,
+        });
+        assert_eq!(bytes.of(Some(0), 1), (7 << 20) as f32);
+        assert_eq!(bytes.of(Some(1), 0), f32::INFINITY);
+        for (from, to) in [(Some(0), 2), (None, 1), (Some(NODES), 0), (Some(0), NODES)] {
+            assert_eq!(bytes.of(from, to), MOVE_COST);
+        }
     }
 
     #[test]

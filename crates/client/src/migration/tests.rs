@@ -366,3 +366,56 @@ proptest! {
         prop_assert!(moves.windows(2).all(|pair| pair[1] - pair[0] >= HOLD_MIN), "{moves:?}");
     }
 }
+
+/// A machine on which the cost of a move was measured.
+struct Measured(Machine, f32);
+
+impl World for Measured {
+    fn mask(&mut self) -> Option<CpuMask> {
+        self.0.mask()
+    }
+
+    fn set_mask(&mut self, mask: &CpuMask) -> bool {
+        self.0.set_mask(mask)
+    }
+
+    fn cpus_of(&self, node: usize) -> CpuMask {
+        self.0.cpus_of(node)
+    }
+
+    fn idle_share(&mut self, now: u64, node: usize) -> Option<f32> {
+        self.0.idle_share(now, node)
+    }
+
+    fn waited_ns(&mut self) -> Option<u64> {
+        self.0.waited_ns()
+    }
+
+    fn move_cost(&mut self, _node: usize) -> f32 {
+        self.1
+    }
+}
+
+#[test]
+fn a_measured_cost_decides_when_a_move_pays() {
+    let remote_bytes_until_move = |cost: f32| {
+        let (mut world, mut migrator) = (Measured(Machine::new(), cost), Migrator::new());
+        (1..=1000).find(|_| {
+            world.0.now += MS;
+            let now = world.0.now;
+            migrator.advance(now, &mut world);
+            migrator.used(2, 0, MIB);
+            migrator.decide(now, &mut world);
+            world.0.moves() > 0
+        })
+    };
+    // The window decays a little meanwhile.
+    let at = |cost: f32| remote_bytes_until_move(cost).map(|mib: u64| mib * MIB);
+    let is_about = |bytes: Option<u64>, cost: f32| {
+        bytes.is_some_and(|bytes| (cost..cost * 1.5).contains(&(bytes as f32)))
+    };
+    for cost in [MOVE_COST, 8.0 * MOVE_COST] {
+        assert!(is_about(at(cost), cost), "{:?} {cost}", at(cost));
+    }
+    assert_eq!(at(f32::INFINITY), None, "a move never pays");
+}

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use jericho_format::threads::ThreadPolicy;
 use jericho_sys::affinity::{self, CpuMask};
-use jericho_sys::load;
+use jericho_sys::{load, rseq};
 
 use super::migrator::{Migrator, NODES, NOWHERE, World};
 use super::nodes::{self, Idle, Nodes};
@@ -193,6 +193,10 @@ impl World for Myself {
 
     fn idle_share(&mut self, now: u64, node: usize) -> Option<f32> {
         IDLE.share(now, self.nodes, node)
+    }
+
+    fn move_cost(&mut self, node: usize) -> f32 {
+        nodes::move_bytes(self.nodes.node_of(rseq::current_cpu()), node)
     }
 
     fn waited_ns(&mut self) -> Option<u64> {

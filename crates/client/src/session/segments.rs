@@ -11,7 +11,7 @@ use jericho_shm::{Area, Control, Key, SliceMemory, Slots};
 use jericho_sys::files::ForkMark;
 
 use crate::migration;
-use crate::migration::nodes::Nodes;
+use crate::migration::nodes::{MoveBytes, Nodes};
 
 /// Sessions that a process can have.
 pub const SESSIONS_MAX: usize = 64;
@@ -58,9 +58,12 @@ impl Session {
     ) -> Session {
         // Sets rseq up now, where time does not matter, rather than in an access.
         jericho_sys::rseq::current_cpu();
-        let nodes = Nodes::new(|cpu| control.node_of_cpu(cpu));
+        let may_migrate = migration::learn(Nodes::new(|cpu| control.node_of_cpu(cpu)));
+        if may_migrate {
+            migration::learn_costs(MoveBytes::new(|from, to| control.move_cost(from, to)));
+        }
         Session {
-            may_migrate: migration::learn(nodes),
+            may_migrate,
             policy_of_run: migration::policy_of_run(),
             first: mark.word(FIRST),
             device: AtomicU64::new(0),

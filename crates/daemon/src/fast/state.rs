@@ -27,6 +27,7 @@ use super::trusted::Trusted;
 use super::wishers::Wishers;
 use crate::counters::MountCounts;
 use crate::kernel_cache::KernelCache;
+use crate::move_costs::MoveCosts;
 use crate::volume::OpenVolume;
 
 /// Name of the segments' memfds.
@@ -150,6 +151,15 @@ impl Fast {
     /// Sets the volume's thread policy for clients.
     pub fn set_thread_policy(&self, policy: ThreadPolicy) {
         self.control.set_policy(policy);
+    }
+
+    /// Sets the costs of moves for clients. Call it before the first client attaches.
+    pub fn set_move_costs(&self, costs: &MoveCosts) {
+        for (from, row) in costs.table.iter().enumerate() {
+            for to in 0..row.len() {
+                self.control.set_move_cost(from, to, costs.of(from, to));
+            }
+        }
     }
 
     /// Returns the file's slot, if it has one.
