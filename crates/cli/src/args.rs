@@ -78,6 +78,8 @@ pub enum Command {
     Detach(DetachArgs),
     /// Show the NUMA nodes that Jericho uses
     Topology(TopologyArgs),
+    /// Measure bandwidth and latency between the NUMA nodes, and rates of devices into each node's memory
+    Probe(ProbeArgs),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
     /// Wait until the daemon at the other end of standard input ends, then end programs' access to its cache
@@ -942,6 +944,43 @@ pub struct TopologyArgs {
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  jericho probe
+  jericho probe --svg nodes.svg
+  jericho probe --json --device /dev/nvme0n1 --device /dev/nvme1n1
+
+Measures from the CPUs of every node to the memory of every node: the bandwidth of reads and writes by one CPU and by all CPUs of the node, the latency of one \
+read, and the latency while other CPUs stream. Also measures what it costs to move a thread to another node. Takes half a minute at most on two nodes; other load on the machine spoils \
+the figures. Uses at most a quarter of the free memory of a node, and memory of one node at a time.
+
+Each device is read, sequentially and with direct I/O, by threads of each node into memory of each node. It is opened for reading only. tyche://HOST/NAME is a device of another host.
+
+The report is kept in /var/lib/jericho/probe.json for root, else in $XDG_STATE_HOME/jericho/probe.json ($XDG_STATE_HOME is ~/.local/state by default), or in the file that JERICHO_PROBE names (nowhere if it is empty). It replaces the report before. Mounts that begin later, by the \
+same user and with the same nodes, take from it when a thread should migrate to its data; jericho stat says where the costs come from. Remove the file to return to the defaults.
+
+If the report cannot be kept, the command says so, and prints the figures all the same.")]
+pub struct ProbeArgs {
+    /// NUMA nodes: auto, virtual:N, or the path of a topology file
+    #[arg(long, value_name = "SPEC", default_value = "auto")]
+    pub topology: String,
+    /// A file, a block device, or tyche://HOST/NAME to read; may be repeated
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Vec<PathBuf>,
+    /// Measure for a few seconds only, with small buffers: the figures scatter more
+    #[arg(long)]
+    pub quick: bool,
+    /// Also draw a heat map
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub remote: RemoteArgs,
 }
 
 #[derive(Args, Debug)]

@@ -35,6 +35,7 @@ mod nbd;
 mod notify;
 mod place;
 mod preload;
+mod probe;
 mod remote;
 mod run;
 mod serve;
@@ -105,6 +106,7 @@ fn run(command: Command) -> Outcome {
         Command::Detach(a) => detach::run(&a),
         Command::Wire(a) => wire::run(&a),
         Command::Topology(a) => topology::run(&a),
+        Command::Probe(a) => probe::run(&a),
         Command::Completions(a) => generate::completions(&a),
         Command::Keeper => keeper::run(),
         Command::Man(a) => generate::man(&a),

@@ -26,7 +26,7 @@ use crate::args::{MountArgs, MountOptions};
 use crate::events::{self, Event, HANGUP};
 use crate::failure::{Context, Failure, Outcome};
 use crate::mountable::{self, Checked};
-use crate::{background, busy, keeper, logging, mounts, notify, utab};
+use crate::{background, busy, keeper, logging, mounts, notify, probe, utab};
 
 /// How long programs may continue to use the mount after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
@@ -74,7 +74,7 @@ fn serve(
         force: options.force,
         cache_bytes: options.cache,
         threads: options.threads.unwrap_or_default(),
-        move_costs: Default::default(),
+        move_costs: probe::costs(&topology),
         fast_path: mountable::trusted(options)?,
         keeper: Some(keeper::command),
         topology,

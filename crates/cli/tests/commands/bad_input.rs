@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use super::support::{Volume, fail, jericho, succeed};
 
 #[track_caller]
-fn assert_says(message: &str, parts: &[&str]) {
+pub fn assert_says(message: &str, parts: &[&str]) {
     for part in parts {
         assert!(message.contains(part), "{part:?} is not in: {message}");
     }

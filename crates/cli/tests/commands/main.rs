@@ -30,6 +30,7 @@ mod output;
 mod packet_helper;
 mod pjdfstest;
 mod preallocation;
+mod probe;
 mod run;
 mod serve;
 mod trim;

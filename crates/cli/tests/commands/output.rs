@@ -185,7 +185,7 @@ fn every_subcommand_has_a_manual_page_and_help_with_its_options() {
     succeed(jericho(["man"]).arg(dir.path()));
     for name in [
         "format", "mount", "umount", "run", "stat", "top", "where", "place", "check", "nbd",
-        "topology",
+        "topology", "probe",
     ] {
         let page = dir.path().join(format!("jericho-{name}.1"));
         assert!(
