@@ -192,6 +192,11 @@ fn notes(topology: &Topology, report: &Report) -> Vec<String> {
     {
         notes.push("There is one CPU, so there is no loaded latency.".into());
     }
+    if cfg!(debug_assertions) {
+        notes.push(
+            "This build of jericho is not optimized: bandwidths are those of the program.".into(),
+        );
+    }
     for device in &report.devices {
         if device.description.contains("buffered I/O") {
             notes.push(format!(
