@@ -80,6 +80,8 @@ pub enum Command {
     Topology(TopologyArgs),
     /// Measure bandwidth and latency between the NUMA nodes, and rates of devices into each node's memory
     Probe(ProbeArgs),
+    /// Predict how placement changes throughput, also on machines that are not there
+    Bench(BenchArgs),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
     /// Wait until the daemon at the other end of standard input ends, then end programs' access to its cache
@@ -981,6 +983,36 @@ pub struct ProbeArgs {
     pub json: bool,
     #[command(flatten)]
     pub remote: RemoteArgs,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  jericho bench --model list                 the machines of the papers
+  jericho bench --model opteron
+  jericho bench --model opteron --placement worst --threads 1,8,64
+  jericho bench --model my-server.toml --trace accesses.jsonl
+  jericho bench --model judged               the model's values beside the papers'
+
+The model shares bandwidths of memory, links and devices fairly among threads. It has no caches of CPUs, no locks and no interrupts, and misses \
+some results of the papers: see docs/internals/model.md. Machine files are described in docs/formats/machine.md, traces in \
+docs/formats/placement-trace.md. Throughput is in GB/s (10^9 bytes).")]
+pub struct BenchArgs {
+    /// Predict for this machine: a name from list, a machine file, or a file with the output of jericho probe --json; or list, or judged
+    #[arg(long, value_name = "MACHINE", required = true)]
+    pub model: String,
+    /// Predict for the accesses of a real run, a JSON object a line
+    #[arg(long, value_name = "FILE", conflicts_with = "placement")]
+    pub trace: Option<PathBuf>,
+    /// Predict for this placement only [default: all that the machine can have]
+    #[arg(long, value_name = "NAME")]
+    pub placement: Option<String>,
+    /// Numbers of threads [default: powers of two up to the number of CPUs, or of threads of the trace]
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    pub threads: Vec<u32>,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Args, Debug)]

@@ -9,6 +9,7 @@ mod args;
 mod attach;
 mod attached;
 mod background;
+mod bench;
 mod busy;
 mod check;
 mod control;
@@ -107,6 +108,7 @@ fn run(command: Command) -> Outcome {
         Command::Wire(a) => wire::run(&a),
         Command::Topology(a) => topology::run(&a),
         Command::Probe(a) => probe::run(&a),
+        Command::Bench(a) => bench::run(&a),
         Command::Completions(a) => generate::completions(&a),
         Command::Keeper => keeper::run(),
         Command::Man(a) => generate::man(&a),

@@ -9,6 +9,7 @@ mod attach;
 #[cfg(feature = "faults")]
 mod attach_faults;
 mod bad_input;
+mod bench;
 mod devices;
 #[cfg(feature = "faults")]
 mod failing_device;
