@@ -80,7 +80,7 @@ pub enum Command {
     Topology(TopologyArgs),
     /// Measure bandwidth and latency between the NUMA nodes, and rates of devices into each node's memory
     Probe(ProbeArgs),
-    /// Predict how placement changes throughput, also on machines that are not there
+    /// Measure the papers' workloads with threads and memory on given nodes, or predict for other machines
     Bench(BenchArgs),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
@@ -988,30 +988,77 @@ pub struct ProbeArgs {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
+  jericho bench scan /mnt/jericho --placement best
+  jericho bench zmio /dev/nvme0n1 /dev/nvme1n1 --placement TRORP0I0 --threads 1,2,4,8
+  jericho bench all /mnt/data --out results.jsonl
   jericho bench --model list                 the machines of the papers
-  jericho bench --model opteron
   jericho bench --model opteron --placement worst --threads 1,8,64
   jericho bench --model my-server.toml --trace accesses.jsonl
   jericho bench --model judged               the model's values beside the papers'
 
-The model shares bandwidths of memory, links and devices fairly among threads. It has no caches of CPUs, no locks and no interrupts, and misses \
-some results of the papers: see docs/internals/model.md. Machine files are described in docs/formats/machine.md, traces in \
+Workloads: zmio (asynchronous direct I/O), fsmark (small files), checkpoint (a shared file, as IOR), stream (a thread that reads records and one \
+that stores them), search (an index of a corpus), scan (64 files, sequential and random, as fio), dd (direct reads of 512 KiB), all. \
+The papers' applications Dedup, Ferret, Metis, Borealis, HBase, BDB, TPC-C, TPC-E and Tariff are left out.
+
+Placements: TRLCPL, TRLCPR, TRRCPL, TRRCPR say whether the transfer between device and cached page, and the copy between cached page and program, \
+are local or remote. TLORPLIR, TLORPRIR, TRORPLIR, TRORPRIR, TLORP0I0, TRORP0I0 say the same of direct I/O: the transfer, and the CPU that uses the \
+data. proper and best: all is local. worst: threads are far from the cached pages. bad: buffers are far from the device, too. native: the kernel \
+chooses. The kernel confirms where memory and threads are.
+
+In a directory, bench makes directories of its own and removes them. It writes to no device without --force.
+
+With --model, bench runs nothing. The model shares bandwidths of memory, links and devices fairly among threads. It has no caches of CPUs, no locks \
+and no interrupts, and misses some results of the papers: see docs/internals/model.md. Machine files are described in docs/formats/machine.md, traces in \
 docs/formats/placement-trace.md. Throughput is in GB/s (10^9 bytes).")]
 pub struct BenchArgs {
-    /// Predict for this machine: a name from list, a machine file, or a file with the output of jericho probe --json; or list, or judged
-    #[arg(long, value_name = "MACHINE", required = true)]
-    pub model: String,
-    /// Predict for the accesses of a real run, a JSON object a line
-    #[arg(long, value_name = "FILE", conflicts_with = "placement")]
-    pub trace: Option<PathBuf>,
-    /// Predict for this placement only [default: all that the machine can have]
+    /// The workload, or all
+    #[arg(required_unless_present = "model")]
+    pub workload: Option<String>,
+    /// Directories, or devices: files, block devices, tyche://HOST/NAME. Instances use them in turn
+    #[arg(required_unless_present = "model")]
+    pub targets: Vec<PathBuf>,
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+    /// Where threads, buffers and cached pages are [default: native; with --model, all that the machine can have]
     #[arg(long, value_name = "NAME")]
     pub placement: Option<String>,
-    /// Numbers of threads [default: powers of two up to the number of CPUs, or of threads of the trace]
-    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    /// Numbers of threads; a run is made for each [default: as the papers, or up to the number of CPUs]
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',')]
     pub threads: Vec<u32>,
-    /// Print one line of JSON
+    /// Length of each measurement in seconds [default: so that a workload ends within a minute]
+    #[arg(long, value_name = "N")]
+    pub seconds: Option<f64>,
+    /// Append a line of JSON for each run to this file
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Take the papers' sizes and numbers of threads
     #[arg(long)]
+    pub as_paper: bool,
+    /// Run threads beside the workload that stream through memory
+    #[arg(long)]
+    pub with_mstress: bool,
+    /// Let zmio write to the devices, which destroys what is on them
+    #[arg(long)]
+    pub force: bool,
+    /// Seed of offsets and contents
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// NUMA nodes: auto, virtual:N, or the path of a topology file
+    #[arg(long, value_name = "SPEC", default_value = "auto")]
+    pub topology: String,
+    /// Predict for this machine: a name from list, a machine file, or a file with the output of jericho probe --json; or list, or judged
+    #[arg(long, value_name = "MACHINE", conflicts_with_all = ["workload", "seconds", "out", "as_paper", "with_mstress", "force"])]
+    pub model: Option<String>,
+    /// With --model: predict for the accesses of a real run, a JSON object a line
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "model",
+        conflicts_with = "placement"
+    )]
+    pub trace: Option<PathBuf>,
+    /// With --model: print one line of JSON
+    #[arg(long, requires = "model")]
     pub json: bool,
 }
 

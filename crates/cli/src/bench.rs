@@ -1,231 +1,181 @@
-//! `jericho bench`: what the cost model predicts. The crate `model` computes; this file reads machines and traces, and prints.
+//! `jericho bench`: the papers' workloads on directories and devices.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::fs::{File, OpenOptions};
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
-use jericho_model::{
-    LINE_BYTES_MAX, Machine, Placement, Prediction, Row, SHIPPED, Trace, Verdict, changes, named,
-    names, parse, predict_placement, rows, shipped,
-};
-use serde::Serialize;
+use indicatif::{ProgressBar, ProgressStyle};
+use jericho_topology::{NodeId, Topology};
+use jericho_workload::kind::Kind;
+use jericho_workload::placement::Placement;
+use jericho_workload::plan::{Options, Plan, Planned};
+use jericho_workload::record::Record;
+use jericho_workload::target::Target;
+use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::args::BenchArgs;
-use crate::failure::{Context, Failure, Outcome, print, print_json};
+use crate::failure::{Context, Failure, Outcome, print};
+use crate::{control, predict};
 
-/// What is read of a machine file at most. The model refuses files that are shorter than this.
-const MACHINE_BYTES_MAX: u64 = 8 << 20;
-
-/// Predictions for a placement.
-#[derive(Serialize)]
-struct Curve {
-    placement: String,
-    predictions: Vec<Prediction>,
-}
-
-#[derive(Serialize)]
-struct Output<'a> {
-    machine: &'a str,
-    curves: &'a [Curve],
-}
+/// Longest measurement that a user may ask for: a week.
+const SECONDS_MAX: f64 = 7.0 * 24.0 * 3600.0;
 
 pub fn run(args: &BenchArgs) -> Outcome {
-    match args.model.as_str() {
-        "list" => list(args.json)?,
-        "judged" => judged(args.json)?,
-        _ => predict(args)?,
+    match &args.model {
+        Some(model) => predict::run(model, args),
+        None => measure(args),
     }
+}
+
+fn measure(args: &BenchArgs) -> Outcome {
+    let topology = Topology::from_spec(&args.topology).map_err(|e| Failure::new(e.to_string()))?;
+    let options = options(args)?;
+    let home_of = |path: &Path| {
+        control::where_is(path)
+            .ok()
+            .map(|found| NodeId(found.home_node))
+    };
+    let targets = args.targets.iter();
+    let targets = targets.map(|path| Target::of(path, &topology, &home_of));
+    let targets = targets.collect::<Result<Vec<_>, _>>().map_err(failure)?;
+    let plan = Plan::new(&topology, targets, options).map_err(failure)?;
+    let mut out = args.out.as_deref().map(open_out).transpose()?;
+    // A second signal ends the program at once.
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, interrupted.clone())
+            .and_then(|_| signal_hook::flag::register(signal, interrupted.clone()))
+            .context("cannot listen for signals")?;
+    }
+    let seconds = plan.duration().as_secs_f64();
+    print(&format!(
+        "{} runs, about {seconds:.0} s together\n",
+        plan.runs.len()
+    ))?;
+    for note in plan.notes() {
+        print(&format!("{note}\n"))?;
+    }
+    print(&heading())?;
+    let bar = progress(plan.runs.len());
+    for planned in &plan.runs {
+        bar.set_message(name(planned));
+        bar.tick();
+        let record = plan.run(planned, &interrupted).map_err(failure)?;
+        if let Some((file, path)) = &mut out {
+            append(file, &record).context(path.display())?;
+        }
+        bar.suspend(|| print(&line(&record)))?;
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
     Ok(ExitCode::SUCCESS)
 }
 
-fn predict(args: &BenchArgs) -> Result<(), Failure> {
-    let machine = machine(&args.model)?;
-    let curves = match &args.trace {
-        Some(path) => vec![of_trace(&machine, path, &args.threads)?],
-        None => of_placements(&machine, args)?,
-    };
-    if args.json {
-        return print_json(&Output {
-            machine: &machine.name,
-            curves: &curves,
-        });
-    }
-    print(&human(&machine, &curves))
+fn failure(error: jericho_workload::Error) -> Failure {
+    Failure::new(error.to_string())
 }
 
-/// Reads the machine with this name, or from this file.
-fn machine(name: &str) -> Result<Machine, Failure> {
-    if let Some(machine) = shipped(name) {
-        return machine.map_err(|e| Failure::new(e.to_string()));
-    }
-    let mut text = String::new();
-    let file = File::open(name).map_err(|e| {
-        Failure::new(format!(
-            "{name}: {e}. It is neither a file nor a machine of the papers: {}",
-            known()
-        ))
-    })?;
-    file.take(MACHINE_BYTES_MAX)
-        .read_to_string(&mut text)
-        .context(name)?;
-    parse(name, &text).map_err(|e| Failure::new(e.to_string()))
-}
-
-fn known() -> String {
-    let names: Vec<&str> = SHIPPED.iter().map(|shipped| shipped.name).collect();
-    names.join(", ")
-}
-
-/// Returns 1, 2, 4 and so on, and `most`.
-fn powers(most: u32) -> Vec<u32> {
-    let mut powers: Vec<u32> = (0..32).map(|i| 1 << i).take_while(|n| *n < most).collect();
-    powers.push(most);
-    powers
-}
-
-fn of_placements(machine: &Machine, args: &BenchArgs) -> Result<Vec<Curve>, Failure> {
-    let placements: Vec<(String, Placement)> = match &args.placement {
-        Some(name) => {
-            let placement = named(machine, name).context("--placement")?;
-            vec![(name.clone(), placement)]
+fn options(args: &BenchArgs) -> Result<Options, Failure> {
+    let seconds = match args.seconds {
+        Some(seconds) if !(seconds > 0.0 && seconds <= SECONDS_MAX) => {
+            return Err(Failure::new(format!(
+                "--seconds {seconds}: use a number above 0 and up to {SECONDS_MAX}"
+            )));
         }
-        None => names(machine),
+        seconds => seconds.map(Duration::from_secs_f64),
     };
-    let hosts = machine.hosts();
-    let cpus = hosts[0].iter().map(|node| machine.nodes[*node].cpus).sum();
-    let threads = if args.threads.is_empty() {
-        powers(cpus)
-    } else {
-        args.threads.clone()
-    };
-    let curve = |(name, placement): (String, Placement)| {
-        let predict = |threads: &u32| predict_placement(machine, placement, *threads);
-        let predictions = threads.iter().map(predict).collect::<Result<_, _>>();
-        Ok(Curve {
-            predictions: predictions.context(&name)?,
-            placement: name,
-        })
-    };
-    placements.into_iter().map(curve).collect()
-}
-
-fn of_trace(machine: &Machine, path: &Path, threads: &[u32]) -> Result<Curve, Failure> {
-    let name = path.display();
-    let mut lines = BufReader::new(File::open(path).context(&name)?);
-    let mut trace = Trace::new(machine);
-    let mut line = Vec::new();
-    loop {
-        line.clear();
-        let mut part = lines.by_ref().take(LINE_BYTES_MAX as u64 + 2);
-        if part.read_until(b'\n', &mut line).context(&name)? == 0 {
-            break;
-        }
-        if line.last() == Some(&b'\n') {
-            line.pop();
-        }
-        trace.add(&line).context(&name)?;
-    }
-    let all = u32::try_from(trace.threads()).unwrap_or(u32::MAX).max(1);
-    let threads = if threads.is_empty() {
-        powers(all)
-    } else {
-        threads.to_vec()
-    };
-    let predictions = threads.iter().map(|threads| trace.predict(*threads));
-    Ok(Curve {
-        placement: "trace".to_owned(),
-        predictions: predictions.collect::<Result<_, _>>().context(&name)?,
+    let threads = args.threads.iter().map(|count| *count as usize).collect();
+    Ok(Options {
+        kinds: Kind::named(args.workload.as_deref().unwrap_or("all")).map_err(failure)?,
+        placement: Placement::named(args.placement.as_deref().unwrap_or("native"))
+            .map_err(failure)?,
+        threads: (!args.threads.is_empty()).then_some(threads),
+        seconds,
+        as_paper: args.as_paper,
+        with_mstress: args.with_mstress,
+        may_destroy: args.force,
+        seed: args.seed,
     })
 }
 
-fn human(machine: &Machine, curves: &[Curve]) -> String {
-    let mut text = format!("{}\n\nthreads", machine.name);
-    let width = |curve: &Curve| curve.placement.len().max(7) + 2;
-    for curve in curves {
-        text += &format!("{:>1$}", curve.placement, width(curve));
-    }
-    text += "  (GB/s)\n";
-    let rows = curves.first().map_or(0, |curve| curve.predictions.len());
-    for row in 0..rows {
-        text += &format!("{:>7}", curves[0].predictions[row].threads);
-        for curve in curves {
-            let rate = curve.predictions[row].bytes_per_s / 1e9;
-            text += &format!("{rate:>0$.2}", width(curve));
-        }
-        text.push('\n');
-    }
-    text += "\nwhat limits the last row (threads):\n";
-    for curve in curves {
-        let limits = curve
-            .predictions
-            .last()
-            .map_or(&[][..], |last| &last.limits);
-        let mut names: Vec<String> = limits
-            .iter()
-            .take(4)
-            .map(|limit| format!("{} ({})", limit.what, limit.threads))
-            .collect();
-        if limits.len() > 4 {
-            names.push("...".to_owned());
-        }
-        text += &format!("  {}: {}\n", curve.placement, names.join(", "));
-    }
-    text
+/// Opens the file for records before the first run, so that no run is lost.
+fn open_out(path: &Path) -> Result<(File, &Path), Failure> {
+    let file = OpenOptions::new().append(true).create(true).open(path);
+    let file = file.context(format_args!(
+        "{}: cannot open it for results",
+        path.display()
+    ))?;
+    Ok((file, path))
 }
 
-fn list(json: bool) -> Result<(), Failure> {
-    if json {
-        let names: Vec<&str> = SHIPPED.iter().map(|shipped| shipped.name).collect();
-        return print_json(&names);
+fn append(file: &mut File, record: &Record) -> Result<(), Failure> {
+    let mut line = serde_json::to_string(record).context("cannot write JSON")?;
+    line.push('\n');
+    file.write_all(line.as_bytes())
+        .context("cannot write a result")
+}
+
+/// Returns a bar on standard error. It hides itself where that is no terminal.
+fn progress(runs: usize) -> ProgressBar {
+    let bar = ProgressBar::new(runs as u64);
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {pos}/{len} {msg} {elapsed}") {
+        bar.set_style(style);
     }
-    let line =
-        |shipped: &jericho_model::Shipped| format!("{:<12}{}\n", shipped.name, shipped.description);
-    print(&SHIPPED.iter().map(line).collect::<String>())
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
 }
 
-#[derive(Serialize)]
-struct Judged {
-    rows: Vec<Row>,
-    sensitivity: Vec<jericho_model::Change>,
+fn name(planned: &Planned) -> String {
+    format!(
+        "{} {}, {} threads",
+        planned.kind.name(),
+        planned.variant.name,
+        planned.threads
+    )
 }
 
-fn judged(json: bool) -> Result<(), Failure> {
-    let machine = |name: &str| shipped(name)?.ok();
-    let judged = Judged {
-        rows: rows(machine).context("the judged rows")?,
-        sensitivity: changes(machine).context("the judged rows")?,
+fn heading() -> String {
+    format!(
+        "{:<24} {:<9} {:>7} {:>11} {:>11} {:>10} {:>10} {:>7} {:>10}\n",
+        "workload",
+        "placement",
+        "threads",
+        "MB/s",
+        "IOPS",
+        "p50 us",
+        "p99 us",
+        "local",
+        "cycles/IO"
+    )
+}
+
+/// Returns the line of a run. Cycles per I/O are those for each sector of the device that were not idle, or `-` if the device moved none.
+fn line(record: &Record) -> String {
+    let latency = |key: &str| match record.latency_ns.get(key) {
+        Some(ns) => format!("{:.1}", *ns as f64 / 1000.0),
+        None => "-".to_owned(),
     };
-    if json {
-        return print_json(&judged);
-    }
-    let mut text = String::from("  paper   model  bounds          verdict\n");
-    for row in &judged.rows {
-        let unit = if row.is_percent { "%" } else { "x" };
-        let bounds = row.bounds.map_or(String::new(), |(least, most)| {
-            format!("{least:.1} to {most:.1}")
-        });
-        let verdict = match row.verdict {
-            Verdict::Met => "met",
-            Verdict::Missed => "MISSED",
-            Verdict::Shown => "shown",
-        };
-        text += &format!(
-            "{:>6.1}{unit} {:>6.1}{unit}  {bounds:<15} {verdict:<7} {} [{}]\n",
-            row.paper, row.model, row.what, row.id
-        );
-        if !row.note.is_empty() {
-            text += &format!("{:>41}{}\n", "", row.note);
-        }
-    }
-    text += "\nWith one figure of the machine 20 % smaller, as it is, and 20 % larger (figures that move a row):\n";
-    for change in &judged.sensitivity {
-        if change.smaller != change.model || change.larger != change.model {
-            text += &format!(
-                "{:>8.2} {:>8.2} {:>8.2}  {}: {}\n",
-                change.smaller, change.model, change.larger, change.id, change.figure
-            );
-        }
-    }
-    print(&text)
+    let local = record
+        .local_share
+        .map_or("-".to_owned(), |share| format!("{:.1}%", share * 100.0));
+    let cycles = record.cpio.map_or("-".to_owned(), |cpio| {
+        let busy = cpio.user + cpio.system + cpio.irq + cpio.soft_irq;
+        format!("{busy:.0}")
+    });
+    format!(
+        "{:<24} {:<9} {:>7} {:>11.1} {:>11.0} {:>10} {:>10} {:>7} {:>10}\n",
+        format!("{} {}", record.workload, record.variant),
+        record.placement,
+        record.threads,
+        record.throughput_bytes_per_s / 1e6,
+        record.iops,
+        latency("p50"),
+        latency("p99"),
+        local,
+        cycles
+    )
 }

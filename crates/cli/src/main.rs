@@ -35,6 +35,7 @@ mod mounts;
 mod nbd;
 mod notify;
 mod place;
+mod predict;
 mod preload;
 mod probe;
 mod remote;

@@ -29,7 +29,7 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 const MPOL_F_ADDR: libc::c_ulong = 1 << 1;
 
 /// Maximum length of a node mask in bits: the kernel refuses masks that are longer than a page. No machine has that many nodes.
-const NODE_LIMIT: u32 = 4096 * 8 - 1;
+pub(crate) const NODE_LIMIT: u32 = 4096 * 8 - 1;
 
 /// A byte range of a mapping that a transfer reads from or writes to. Keeps the memory mapped.
 #[derive(Clone, Debug)]
@@ -106,6 +106,43 @@ pub(crate) fn prefer_node(bytes: &mut [u8], node: u32) -> io::Result<()> {
         0 => Ok(()),
         whole => set_policy(bytes.as_ptr(), whole, libc::MPOL_PREFERRED, node),
     }
+}
+
+/// Sets the policy MPOL_BIND to kernel node `node` on pages of this process. `first` is the begin of a page. Fails as [`Mapping::bind`].
+pub(crate) fn bind_pages(first: *const u8, len: usize, node: u32) -> io::Result<()> {
+    set_policy(first, len, libc::MPOL_BIND, node)
+}
+
+/// Returns the kernel node that holds each page of this process, `None` where no page is present: move_pages(2) in query mode.
+pub(crate) fn nodes_of_pages(pages: &[*mut u8]) -> io::Result<Vec<Option<u32>>> {
+    if pages.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut statuses: Vec<libc::c_int> = vec![-libc::ENOENT; pages.len()];
+    // SAFETY: both arrays have the given number of entries; with no target nodes the call only fills `statuses`.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_move_pages,
+            0 as libc::c_long,
+            pages.len(),
+            pages.as_ptr(),
+            ptr::null::<libc::c_int>(),
+            statuses.as_mut_ptr(),
+            0 as libc::c_long,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let nodes = statuses
+        .into_iter()
+        .map(|status| match u32::try_from(status) {
+            Ok(node) => Ok(Some(node)),
+            // ENOENT: no page there. EFAULT: the answer of older kernels for a hole in shared memory.
+            Err(_) if status == -libc::ENOENT || status == -libc::EFAULT => Ok(None),
+            Err(_) => Err(io::Error::from_raw_os_error(-status)),
+        });
+    nodes.collect()
 }
 
 impl Mapping {
@@ -371,38 +408,11 @@ impl Mapping {
         if offsets.iter().any(|offset| *offset >= self.len) {
             return Err(rustix::io::Errno::INVAL.into());
         }
-        if offsets.is_empty() {
-            return Ok(Vec::new());
-        }
         let pages: Vec<*mut u8> = offsets
             .iter()
             .map(|offset| self.base.as_ptr().wrapping_add(*offset))
             .collect();
-        let mut statuses: Vec<libc::c_int> = vec![-libc::ENOENT; offsets.len()];
-        // SAFETY: both arrays have the given number of entries; with no target nodes the call only fills `statuses`.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_move_pages,
-                0 as libc::c_long,
-                pages.len(),
-                pages.as_ptr(),
-                ptr::null::<libc::c_int>(),
-                statuses.as_mut_ptr(),
-                0 as libc::c_long,
-            )
-        };
-        if result < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        statuses
-            .into_iter()
-            .map(|status| match u32::try_from(status) {
-                Ok(node) => Ok(Some(node)),
-                // ENOENT: no page there. EFAULT: the answer of older kernels for a hole in shared memory.
-                Err(_) if status == -libc::ENOENT || status == -libc::EFAULT => Ok(None),
-                Err(_) => Err(io::Error::from_raw_os_error(-status)),
-            })
-            .collect()
+        nodes_of_pages(&pages)
     }
 
     /// Copies `out.len()` bytes from `offset`. Panics when out of bounds. The bytes may be torn if another thread or process

@@ -1,127 +1,173 @@
-//! `jericho bench --model`: predictions for the papers' machines, for machine files and for traces.
+//! `jericho bench`: each workload runs in each way of placement, and bad requests get a message and change nothing.
 
-use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::Path;
 
-use super::support::{fail, jericho, succeed};
+use serde_json::Value;
 
-const MACHINE: &str = "name = \"small\"\n[[node]]\ncount = 2\ncpus = 2\nread_bytes_per_s = 10e9\n[[link]]\nnodes = [0, 1]\nbytes_per_s = 4e9\n";
-const LOCAL: &str =
-    r#"{"thread":1,"cpu":0,"buffer":0,"frame":0,"device":null,"bytes":4096,"op":"read"}"#;
-const REMOTE: &str =
-    r#"{"thread":2,"cpu":0,"buffer":0,"frame":1,"device":null,"bytes":4096,"op":"read"}"#;
+use super::support::{Volume, fail, jericho, succeed};
 
-fn bench(args: &[&str]) -> std::process::Command {
-    jericho(["bench", "--model"].iter().chain(args))
+/// Short runs on two virtual nodes.
+const SHORT: [&str; 6] = [
+    "--seconds",
+    "0.2",
+    "--threads",
+    "2",
+    "--topology",
+    "virtual:2",
+];
+
+/// A directory on a disk, because /tmp may be without direct I/O.
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-fn json(args: &[&str]) -> serde_json::Value {
-    serde_json::from_str(&succeed(bench(args).arg("--json"))).expect("JSON")
+/// Runs the workload and returns the records.
+fn bench(workload: &str, target: &Path, more: &[&str]) -> Vec<Value> {
+    let out = directory();
+    let lines = out.path().join("results.jsonl");
+    let mut command = jericho(["bench", workload]);
+    command
+        .arg(target)
+        .args(SHORT)
+        .args(more)
+        .arg("--out")
+        .arg(&lines);
+    succeed(&mut command);
+    let text = std::fs::read_to_string(&lines).unwrap();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }
 
-fn file(directory: &tempfile::TempDir, name: &str, text: &str) -> String {
-    let path: PathBuf = directory.path().join(name);
-    std::fs::write(&path, text).expect("written");
-    path.to_str().expect("UTF-8").to_owned()
+fn is_empty(dir: &Path) -> bool {
+    std::fs::read_dir(dir).unwrap().next().is_none()
 }
 
 #[test]
-fn the_machines_of_the_papers_are_listed_and_predicted() {
-    let names = json(&["list"]);
-    for name in names.as_array().expect("a list") {
-        let name = name.as_str().expect("a name");
-        assert!(succeed(&mut bench(&["list"])).contains(name));
-        let text = succeed(&mut bench(&[name, "--threads", "1,4"]));
+fn every_workload_of_the_papers_runs_and_leaves_nothing_behind() {
+    let dir = directory();
+    let records = bench("all", dir.path(), &[]);
+    let names: std::collections::BTreeSet<&str> = records
+        .iter()
+        .map(|record| record["workload"].as_str().unwrap())
+        .collect();
+    let expected = [
+        "checkpoint",
+        "dd",
+        "fsmark",
+        "scan",
+        "search",
+        "stream",
+        "zmio",
+    ];
+    assert!(names.iter().copied().eq(expected), "{names:?}");
+    for record in &records {
+        assert!(record["iops"].as_f64().unwrap() > 0.0, "{record}");
         assert!(
-            text.contains("GB/s") && text.contains("\n      4 "),
-            "{text}"
+            record["throughput_bytes_per_s"].as_f64().unwrap() > 0.0,
+            "{record}"
         );
+        let latency = |key: &str| record["latency_ns"][key].as_u64().unwrap();
+        assert!(
+            latency("min") <= latency("p50") && latency("p50") <= latency("p99"),
+            "{record}"
+        );
+        assert!(latency("p99") <= latency("max"), "{record}");
+        // The kernel samples the kinds, so any one may be 0 in a short run.
+        let cycles = record["cycles_per_moved_sector"].as_object().unwrap();
+        let sum: f64 = cycles.values().map(|value| value.as_f64().unwrap()).sum();
+        assert!(sum > 0.0, "{record}");
+        assert!(record["machine"]["cpu_model"].is_string(), "{record}");
     }
-    let judged = json(&["judged"]);
-    assert!(
-        judged["rows"]
-            .as_array()
-            .is_some_and(|rows| rows.len() > 10)
-    );
+    assert!(is_empty(dir.path()));
 }
 
 #[test]
-fn an_unknown_machine_or_placement_is_answered_with_those_that_exist() {
-    let message = fail(&mut bench(&["pdp-11"]), 1);
-    assert!(
-        message.contains("pdp-11") && message.contains("opteron, tylersburg, tyche"),
-        "{message}"
-    );
-    let message = fail(&mut bench(&["opteron", "--placement", "lucky"]), 1);
-    assert!(
-        message.contains("lucky") && message.contains("proper, native"),
-        "{message}"
-    );
-    let message = fail(&mut bench(&["opteron", "--threads", "0"]), 1);
-    assert!(message.contains("0 threads: expected 1"), "{message}");
-    fail(&mut jericho(["bench"]), 2);
-}
-
-#[test]
-fn a_bad_machine_file_is_named_with_the_field() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let path = file(&directory, "bad.toml", &MACHINE.replace("10e9", "-10e9"));
-    let message = fail(&mut bench(&[&path]), 1);
-    assert!(
-        message.contains(&path) && message.contains("node[0].read_bytes_per_s"),
-        "{message}"
-    );
-    let binary = directory.path().join("binary");
-    std::fs::write(&binary, [0xff; 100]).expect("written");
-    fail(&mut bench(&[binary.to_str().expect("UTF-8")]), 1);
-}
-
-#[test]
-fn a_trace_of_many_lines_is_predicted() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let machine = file(&directory, "m.toml", MACHINE);
-    let mut lines = String::new();
-    for _ in 0..20_000 {
-        writeln!(lines, "{LOCAL}\n\n{REMOTE}").expect("text");
-    }
-    // The last line has no newline.
-    let trace = file(&directory, "t.jsonl", lines.trim_end());
-    let output = json(&[&machine, "--trace", &trace]);
-    let predictions = &output["curves"][0]["predictions"];
-    // One thread reads and writes local memory of 10 GB/s. The other one shares it, and writes there what it reads over the link.
-    assert_eq!(predictions[1]["threads"], 2);
-    for (prediction, expected) in [(0, 5e9), (1, 20e9 / 3.0)] {
-        let rate = predictions[prediction]["bytes_per_s"].as_f64();
-        let rate = rate.expect("a number");
-        assert!((rate - expected).abs() < 1.0, "{rate}");
-    }
-    fail(
-        bench(&[&machine, "--trace", &trace]).args(["--placement", "worst"]),
-        2,
-    );
-}
-
-#[test]
-fn a_bad_trace_is_named_with_the_line() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let machine = file(&directory, "m.toml", MACHINE);
-    for (text, part) in [
-        (format!("{LOCAL}\n{{"), "line 2"),
-        (
-            format!("{LOCAL}\n{}", LOCAL.replace("\"cpu\":0", "\"cpu\":5")),
-            "cpu: the machine has no node 5",
-        ),
-        (
-            format!("\n\n{LOCAL}{}", " ".repeat(10_000)),
-            "line 3: more than 4096 bytes",
-        ),
-        (String::new(), "no accesses"),
+fn threads_are_local_or_remote_as_the_placement_says() {
+    let dir = directory();
+    for (workload, placement, share) in [
+        ("scan", "best", 1.0),
+        ("scan", "worst", 0.0),
+        ("zmio", "proper", 1.0),
+        ("zmio", "worst", 0.0),
+        ("checkpoint", "worst", 0.0),
     ] {
-        let trace = file(&directory, "t.jsonl", &text);
-        let message = fail(&mut bench(&[&machine, "--trace", &trace]), 1);
-        assert!(
-            message.contains(&trace) && message.contains(part),
-            "{part:?} is not in: {message}"
-        );
+        for record in bench(workload, dir.path(), &["--placement", placement]) {
+            assert_eq!(
+                record["local_share"], share,
+                "{workload} {placement}: {record}"
+            );
+            let nodes: Vec<u64> = record["seats"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|seat| seat["frame"].as_u64().unwrap())
+                .collect();
+            assert_eq!(nodes, [0, 1], "the nodes in turn");
+        }
     }
+}
+
+#[test]
+fn a_mount_is_measured_with_threads_on_its_slices_nodes_and_off_them() {
+    let volume = Volume::formatted();
+    volume.mount();
+    for (placement, share) in [("best", 1.0), ("worst", 0.0)] {
+        let records = bench("scan", &volume.mnt(), &["--placement", placement]);
+        assert_eq!(records.len(), 4);
+        for record in records {
+            assert_eq!(record["local_share"], share, "{placement}: {record}");
+        }
+    }
+    assert!(is_empty(&volume.mnt()));
+}
+
+#[test]
+fn a_device_is_read_and_never_written_without_force() {
+    let dir = directory();
+    let device = dir.path().join("device");
+    let bytes = vec![7u8; 8 << 20];
+    std::fs::write(&device, &bytes).unwrap();
+    let records = bench("zmio", &device, &[]);
+    let variants: Vec<&str> = records
+        .iter()
+        .map(|record| record["variant"].as_str().unwrap())
+        .collect();
+    assert_eq!(variants, ["read-64k", "read-1m"]);
+    assert!(std::fs::read(&device).unwrap() == bytes);
+    assert_eq!(bench("zmio", &device, &["--force"]).len(), 3);
+    assert!(std::fs::read(&device).unwrap() != bytes);
+}
+
+#[test]
+fn bad_requests_name_what_is_wrong_and_what_there_is() {
+    let dir = directory();
+    let refused = |workload: &str, more: &[&str]| {
+        fail(jericho(["bench", workload]).arg(dir.path()).args(more), 1)
+    };
+    assert!(refused("ior", &[]).contains("checkpoint"));
+    assert!(refused("scan", &["--placement", "TLORPLIR"]).contains("TRLCPL"));
+    assert!(refused("scan", &["--placement", "nowhere"]).contains("native"));
+    assert!(refused("scan", &["--threads", "0"]).contains("at least one"));
+    assert!(refused("stream", &["--threads", "3"]).contains("even"));
+    assert!(refused("scan", &["--seconds", "0"]).contains("--seconds"));
+    let transfers = ["--placement", "TRLCPL", "--topology", "virtual:2"];
+    assert!(refused("scan", &transfers).contains("topology file"));
+    let large = ["--as-paper", "--threads", "4096"];
+    assert!(refused("checkpoint", &large).contains("free space"));
+    assert!(refused("scan", &["--threads", "5000"]).contains("4096"));
+    assert!(refused("scan", &["--out", "/does/not/exist/out"]).contains("/does/not/exist/out"));
+    let missing = fail(
+        jericho(["bench", "scan"]).arg(dir.path().join("missing")),
+        1,
+    );
+    assert!(missing.contains("missing"));
+    let small = dir.path().join("small");
+    std::fs::write(&small, vec![0; 64 << 10]).unwrap();
+    let short = fail(jericho(["bench", "dd"]).arg(&small).args(SHORT), 1);
+    assert!(short.contains("smaller than one request"), "{short}");
+    let no_files = fail(jericho(["bench", "scan"]).arg(&small).args(SHORT), 1);
+    assert!(no_files.contains("name a directory"), "{no_files}");
+    std::fs::remove_file(&small).unwrap();
+    assert!(is_empty(dir.path()));
 }

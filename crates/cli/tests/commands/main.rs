@@ -31,6 +31,7 @@ mod output;
 mod packet_helper;
 mod pjdfstest;
 mod preallocation;
+mod predict;
 mod probe;
 mod run;
 mod serve;

@@ -1,0 +1,214 @@
+//! The workloads by name, and the sizes that they have by default and in the papers.
+
+use crate::error::{Error, Result};
+use crate::placement::Way;
+
+/// A workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Asynchronous direct reads with a bounded status queue: *Implications*, IV.C.1.
+    Zmio,
+    /// Create, open, write, read and close of small files: *Implications*, IV.C.2.
+    Fsmark,
+    /// Checkpoints to a shared file, and reads of it (IOR): *Implications*, IV.C.3, and *Jericho*, III.C.
+    Checkpoint,
+    /// A thread that reads records and one that stores them: *Implications*, IV.C.4.
+    Stream,
+    /// An index of a corpus (Psearchy): *Implications*, IV.C.5.
+    Search,
+    /// Sequential and random 4 KiB reads and writes of 64 files (FIO): *Jericho*, III.B.
+    Scan,
+    /// Sequential direct reads of 512 KiB (dd): *Jericho*, III.D.
+    Dd,
+}
+
+/// All workloads.
+pub const KINDS: [Kind; 7] = [
+    Kind::Zmio,
+    Kind::Fsmark,
+    Kind::Checkpoint,
+    Kind::Stream,
+    Kind::Search,
+    Kind::Scan,
+    Kind::Dd,
+];
+
+/// The applications of *Implications*, figure 6, that are left out: they hardly stress storage, as its section VI.B says.
+pub const LEFT_OUT: [&str; 9] = [
+    "Dedup", "Ferret", "Metis", "Borealis", "HBase", "BDB", "TPC-C", "TPC-E", "Tariff",
+];
+
+impl Kind {
+    /// Returns the name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Zmio => "zmio",
+            Kind::Fsmark => "fsmark",
+            Kind::Checkpoint => "checkpoint",
+            Kind::Stream => "stream",
+            Kind::Search => "search",
+            Kind::Scan => "scan",
+            Kind::Dd => "dd",
+        }
+    }
+
+    /// Returns the workloads with this name: all of them for `all`.
+    pub fn named(name: &str) -> Result<Vec<Kind>> {
+        if name == "all" {
+            return Ok(KINDS.to_vec());
+        }
+        let found = KINDS.iter().find(|kind| kind.name() == name);
+        found.map(|kind| vec![*kind]).ok_or_else(|| {
+            let names: Vec<&str> = KINDS.iter().map(|kind| kind.name()).collect();
+            Error::new(format!(
+                "there is no workload {name}; the workloads are {} and all",
+                names.join(", ")
+            ))
+        })
+    }
+
+    /// Returns how it reaches its data.
+    pub fn way(self) -> Way {
+        match self {
+            Kind::Zmio | Kind::Dd => Way::Direct,
+            _ => Way::Cached,
+        }
+    }
+
+    /// Returns whether it can run on a device. The others need a filesystem.
+    pub fn runs_on_devices(self) -> bool {
+        self.way() == Way::Direct
+    }
+
+    /// Returns the numbers of threads that the papers have, those of the figure for a range.
+    pub fn paper_threads(self) -> &'static [usize] {
+        match self {
+            Kind::Zmio => &[1, 2, 4, 8],
+            Kind::Fsmark => &[128],
+            Kind::Checkpoint | Kind::Search => &[32],
+            // One thread that reads and one that writes.
+            Kind::Stream => &[2],
+            Kind::Scan | Kind::Dd => &[1, 8, 16, 24, 32, 40, 48, 56, 64],
+        }
+    }
+
+    /// Returns the numbers of threads without a request: as the papers if these are a property of the workload, else up to the number of CPUs.
+    pub fn default_threads(self, cpus: usize) -> Vec<usize> {
+        let most = match self {
+            Kind::Zmio => 8.min(cpus * 2),
+            Kind::Scan | Kind::Dd => 64.min(cpus * 2),
+            _ => return self.paper_threads().to_vec(),
+        };
+        let powers = std::iter::successors(Some(1), |threads| Some(threads * 2));
+        powers.take_while(|threads| *threads <= most).collect()
+    }
+
+    /// Returns what distinguishes the runs of the workload with the same number of threads.
+    pub fn variants(self) -> &'static [Variant] {
+        const KIB: usize = 1 << 10;
+        match self {
+            Kind::Zmio => {
+                const {
+                    &[
+                        Variant::new("read-64k", 64 * KIB, false, false),
+                        Variant::new("read-1m", 1024 * KIB, false, false),
+                        Variant::new("write-1m", 1024 * KIB, true, false),
+                    ]
+                }
+            }
+            Kind::Fsmark => const { &[Variant::new("files", 50 * KIB, true, true)] },
+            Kind::Checkpoint => {
+                const {
+                    &[
+                        Variant::new("write-256k", 256 * KIB, true, false),
+                        Variant::new("read-256k", 256 * KIB, false, false),
+                        Variant::new("write-4k", 4 * KIB, true, false),
+                        Variant::new("read-4k", 4 * KIB, false, false),
+                    ]
+                }
+            }
+            Kind::Stream => const { &[Variant::new("records-64k", 64 * KIB, true, false)] },
+            Kind::Search => const { &[Variant::new("read-2k", 2 * KIB, false, false)] },
+            Kind::Scan => {
+                const {
+                    &[
+                        Variant::new("read", 4 * KIB, false, false),
+                        Variant::new("write", 4 * KIB, true, false),
+                        Variant::new("randread", 4 * KIB, false, true),
+                        Variant::new("randwrite", 4 * KIB, true, true),
+                    ]
+                }
+            }
+            Kind::Dd => const { &[Variant::new("read-512k", 512 * KIB, false, false)] },
+        }
+    }
+
+    /// Returns the bytes of files that a run with the papers' sizes makes.
+    pub fn paper_bytes(self, threads: u64) -> u64 {
+        const GIB: u64 = 1 << 30;
+        match self {
+            Kind::Zmio | Kind::Dd => threads * GIB,
+            Kind::Fsmark => threads * 128 * (50 << 10),
+            Kind::Checkpoint => threads * 2 * GIB,
+            Kind::Stream => threads * 4 * GIB,
+            Kind::Search => 100 * GIB + threads * 4 * (128 << 20),
+            Kind::Scan => 64 * 2 * GIB,
+        }
+    }
+}
+
+/// One form of a workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Variant {
+    /// Its name in records.
+    pub name: &'static str,
+    /// Bytes of a request, for fsmark of a file.
+    pub request_bytes: usize,
+    /// Whether it writes.
+    pub writes: bool,
+    /// Whether its offsets are random.
+    pub is_random: bool,
+}
+
+impl Variant {
+    const fn new(
+        name: &'static str,
+        request_bytes: usize,
+        writes: bool,
+        is_random: bool,
+    ) -> Variant {
+        Variant {
+            name,
+            request_bytes,
+            writes,
+            is_random,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_workload_has_its_name_and_all_has_all() {
+        for kind in KINDS {
+            assert_eq!(Kind::named(kind.name()).unwrap(), [kind]);
+            assert!(!kind.variants().is_empty());
+        }
+        assert_eq!(Kind::named("all").unwrap(), KINDS);
+        assert!(
+            Kind::named("ior")
+                .unwrap_err()
+                .to_string()
+                .contains("checkpoint")
+        );
+    }
+
+    #[test]
+    fn numbers_of_threads_follow_the_machine_unless_the_workload_has_its_own() {
+        assert_eq!(Kind::Scan.default_threads(2), [1, 2, 4]);
+        assert_eq!(Kind::Zmio.default_threads(64), [1, 2, 4, 8]);
+        assert_eq!(Kind::Fsmark.default_threads(2), [128]);
+    }
+}

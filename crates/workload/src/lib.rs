@@ -1,0 +1,23 @@
+//! The workloads of the papers on NUMA and storage, with their placements and measures, on any directory or device.
+//!
+//! A *placement* says on which nodes the thread, its buffer, the cached page and the device are ([`placement`]). A *seat* is one thread's
+//! part of it ([`seats`]). [`run`] runs the threads of a workload and measures them, and [`record`] is the line of JSON that comes of it.
+//!
+//! Sources: *NUMA Implications for Storage I/O Throughput in Modern Servers* (Akram, Marazakis, Bilas 2012), sections III and IV, here
+//! called *Implications*; *Jericho: Achieving Scalability Through Optimal Data Placement* (MSST 2014), section III, here called *Jericho*.
+#![forbid(unsafe_code)]
+
+pub mod buffer;
+pub mod error;
+pub mod kind;
+pub mod machine;
+pub mod meter;
+pub mod placement;
+pub mod plan;
+pub mod record;
+pub mod run;
+pub mod seats;
+pub mod target;
+pub mod work;
+
+pub use error::{Error, Result};

@@ -1,0 +1,327 @@
+//! Which runs a command makes, how long they take, and what each gives.
+
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use jericho_sys::limits::Memory;
+use jericho_topology::Topology;
+
+use crate::error::{Context, Error, Result};
+use crate::kind::{Kind, Variant};
+use crate::machine::{self, Machine};
+use crate::placement::Placement;
+use crate::record::{FORMAT, MachineRecord, Record, SAMPLED, SeatRecord, latencies};
+use crate::run::{self, Outcome, Timing};
+use crate::seats::seats;
+use crate::target::{Scratch, Target, free_bytes};
+use crate::work::{Case, Scale};
+
+/// Time in which one workload ends without a request for another.
+const BUDGET: Duration = Duration::from_secs(55);
+/// Most bytes of files of a run, unless the papers' sizes are wanted.
+const DATA_BYTES_MAX: u64 = 256 << 20;
+/// The least: fewer bytes would be in the caches of the CPU.
+const DATA_BYTES_MIN: u64 = 16 << 20;
+/// Bytes per second with which files are made, as a guess for the length of a run.
+const FILL_BYTES_PER_S: u64 = 200 << 20;
+/// Time before a measurement.
+const WARM_UP: Duration = Duration::from_millis(500);
+/// Bounds of the time of one measurement without a request.
+const MEASURED: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
+
+/// Most threads of a run. The papers have 128.
+const THREADS_MAX: usize = 4096;
+
+/// What the user wants.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The workloads.
+    pub kinds: Vec<Kind>,
+    /// The placement.
+    pub placement: Placement,
+    /// Numbers of threads. `None`: those of the workload.
+    pub threads: Option<Vec<usize>>,
+    /// Length of each measurement. `None`: so that a workload ends within a minute.
+    pub seconds: Option<Duration>,
+    /// Takes the papers' sizes.
+    pub as_paper: bool,
+    /// Runs threads beside the workload that stream through memory.
+    pub with_mstress: bool,
+    /// Lets workloads write to devices, which destroys what is on them.
+    pub may_destroy: bool,
+    /// Seed of offsets and contents.
+    pub seed: u64,
+}
+
+/// One run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Planned {
+    /// The workload.
+    pub kind: Kind,
+    /// Its form.
+    pub variant: Variant,
+    /// Number of threads.
+    pub threads: usize,
+    /// Its length.
+    pub measured: Duration,
+}
+
+/// All runs of a command.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    topology: &'a Topology,
+    targets: Vec<Target>,
+    options: Options,
+    scale: Scale,
+    machine: Machine,
+    described: MachineRecord,
+    /// The runs, in order.
+    pub runs: Vec<Planned>,
+}
+
+impl<'a> Plan<'a> {
+    /// Plans the runs. Makes nothing. Fails if a workload cannot run on a target, or with the placement, or if there is too little space.
+    pub fn new(topology: &'a Topology, targets: Vec<Target>, options: Options) -> Result<Plan<'a>> {
+        let are_directories = targets.iter().all(|target| target.is_directory);
+        if targets.is_empty() || (!are_directories && targets.iter().any(|one| one.is_directory)) {
+            return Err(Error::new("name directories or devices, not both"));
+        }
+        let scale = scale(&targets, &options)?;
+        let mut runs = Vec::new();
+        for kind in &options.kinds {
+            options.placement.check(kind.way(), kind.name())?;
+            if !are_directories && !kind.runs_on_devices() {
+                return Err(Error::new(format!(
+                    "{} makes files, and {} is no directory; name a directory",
+                    kind.name(),
+                    targets[0].path.display()
+                )));
+            }
+            runs.extend(runs_of(*kind, topology, &options, are_directories, scale)?);
+        }
+        let paths: Vec<PathBuf> = targets.iter().map(|target| target.path.clone()).collect();
+        Ok(Plan {
+            topology,
+            machine: Machine::of(&paths),
+            described: MachineRecord::of(topology, machine::tsc_hz()),
+            targets,
+            options,
+            scale,
+            runs,
+        })
+    }
+
+    /// Returns how long all runs take, as a guess.
+    pub fn duration(&self) -> Duration {
+        let fill = fill_time(self.are_directories(), self.scale);
+        self.runs
+            .iter()
+            .map(|run| run.measured + WARM_UP + fill)
+            .sum()
+    }
+
+    fn are_directories(&self) -> bool {
+        self.targets.iter().all(|target| target.is_directory)
+    }
+
+    /// Makes one run. Ends it early, and fails, if `interrupted` is set.
+    pub fn run(&self, planned: &Planned, interrupted: &AtomicBool) -> Result<Record> {
+        let nodes: Vec<_> = self.targets.iter().map(|target| target.node).collect();
+        let frames_stay = self.targets.iter().any(|target| target.is_jericho);
+        let placement = self.options.placement;
+        let seats = seats(
+            self.topology,
+            placement,
+            &nodes,
+            planned.threads,
+            frames_stay,
+        )?;
+        let scratch = match self.are_directories() {
+            true => Some(Scratch::make(&self.targets, planned.threads)?),
+            false => None,
+        };
+        let case = Case {
+            topology: self.topology,
+            kind: planned.kind,
+            variant: planned.variant,
+            targets: &self.targets,
+            scratch: scratch.as_ref(),
+            placement,
+            seats: &seats,
+            scale: self.scale,
+            seed: self.options.seed,
+            with_mstress: self.options.with_mstress,
+        };
+        let timing = Timing {
+            warm_up: WARM_UP.min(planned.measured),
+            measured: planned.measured,
+        };
+        let threads = case.threads()?;
+        let outcome = run::run(self.topology, &self.machine, threads, timing, interrupted)?;
+        let seats = seats.iter().map(SeatRecord::from).collect();
+        Ok(self.record(planned, seats, &outcome))
+    }
+
+    fn record(&self, planned: &Planned, seats: Vec<SeatRecord>, outcome: &Outcome) -> Record {
+        let (meter, span) = (&outcome.meter, &outcome.span);
+        let rate = |amount: u64| amount as f64 / span.seconds.max(1e-9);
+        let moved = meter.read_bytes + meter.written_bytes;
+        let tsc_hz = self.described.tsc_hz;
+        let by_node = outcome.bytes_by_node.iter();
+        Record {
+            format: FORMAT,
+            workload: planned.kind.name().to_owned(),
+            variant: planned.variant.name.to_owned(),
+            targets: self
+                .targets
+                .iter()
+                .map(|one| one.path.display().to_string())
+                .collect(),
+            placement: self.options.placement.name.to_owned(),
+            threads: planned.threads,
+            seats,
+            with_mstress: self.options.with_mstress,
+            seconds: span.seconds,
+            data_bytes: self.scale.data_bytes,
+            as_paper: self.options.as_paper,
+            seed: self.options.seed,
+            throughput_bytes_per_s: rate(moved),
+            read_bytes_per_s: rate(meter.read_bytes),
+            written_bytes_per_s: rate(meter.written_bytes),
+            iops: rate(meter.operations),
+            throughput_bytes_per_s_by_node: by_node
+                .map(|(node, bytes)| (node.0, rate(*bytes)))
+                .collect(),
+            latency_ns: latencies(meter),
+            local_share: meter.local_share(),
+            cpu_seconds: span.cpu_seconds,
+            device_sectors: span.device_sectors,
+            cpio: tsc_hz.and_then(|hz| span.cpio(hz)),
+            cycles_per_moved_sector: tsc_hz.and_then(|hz| span.cycles_per_moved_sector(hz, moved)),
+            sampled: SAMPLED.map(str::to_owned).into(),
+            machine: self.described.clone(),
+            notes: self.notes(),
+        }
+    }
+
+    /// Returns what a reader must know about all runs.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.topology.nodes.len() == 1 {
+            notes.push("The machine has one node: effects of locality cannot appear on it.".into());
+        } else if self.topology.is_virtual {
+            notes.push(
+                "The nodes are virtual: they show where things are, and no effect on speed.".into(),
+            );
+        }
+        let unknown = self.targets.iter().filter(|target| target.node.is_none());
+        for target in unknown.filter(|_| self.topology.nodes.len() > 1) {
+            let path = target.path.display();
+            notes.push(format!("{path}: the node of its device is unknown."));
+        }
+        notes
+    }
+}
+
+/// Returns the runs of a workload.
+fn runs_of(
+    kind: Kind,
+    topology: &Topology,
+    options: &Options,
+    are_directories: bool,
+    scale: Scale,
+) -> Result<Vec<Planned>> {
+    let cpus = topology.nodes.iter().map(|node| node.cpus.len()).sum();
+    let threads = match (&options.threads, options.as_paper) {
+        (Some(threads), _) => threads.clone(),
+        (None, true) => kind.paper_threads().to_vec(),
+        (None, false) => kind.default_threads(cpus),
+    };
+    if threads.contains(&0) {
+        return Err(Error::new(
+            "a run has at least one thread; remove the 0 from --threads",
+        ));
+    }
+    if let Some(many) = threads.iter().find(|count| **count > THREADS_MAX) {
+        return Err(Error::new(format!(
+            "a run has at most {THREADS_MAX} threads, and --threads asks for {many}"
+        )));
+    }
+    if kind == Kind::Stream && threads.iter().any(|count| !count.is_multiple_of(2)) {
+        return Err(Error::new(
+            "stream has pairs of threads; use even numbers in --threads",
+        ));
+    }
+    let variants = kind
+        .variants()
+        .iter()
+        .filter(|variant| are_directories || !variant.writes || options.may_destroy);
+    let pairs = variants.flat_map(|variant| threads.iter().map(move |count| (*variant, *count)));
+    let pairs: Vec<(Variant, usize)> = pairs.collect();
+    let each = BUDGET / pairs.len().max(1) as u32;
+    let rest = each.saturating_sub(fill_time(are_directories, scale) + WARM_UP);
+    let measured = options
+        .seconds
+        .unwrap_or(rest.clamp(MEASURED.0, MEASURED.1));
+    let planned = pairs.into_iter().map(|(variant, threads)| Planned {
+        kind,
+        variant,
+        threads,
+        measured,
+    });
+    Ok(planned.collect())
+}
+
+/// Returns how long a run makes files, as a guess.
+fn fill_time(are_directories: bool, scale: Scale) -> Duration {
+    match are_directories {
+        true => Duration::from_millis(scale.data_bytes * 1000 / FILL_BYTES_PER_S),
+        false => Duration::ZERO,
+    }
+}
+
+/// Returns the sizes for these targets. Fails if they have too little space.
+fn scale(targets: &[Target], options: &Options) -> Result<Scale> {
+    let directories = targets.iter().filter(|target| target.is_directory);
+    let free = directories.map(|target| free_bytes(&target.path));
+    let free = free.collect::<Result<Vec<u64>>>()?;
+    // Instances are spread over the targets, so the one with the least space counts for all.
+    let free = free
+        .iter()
+        .min()
+        .map(|least| least.saturating_mul(free.len() as u64));
+    let memory = Memory::read()
+        .doing("read the size of the memory")?
+        .usable_bytes();
+    let needs = |kind: &Kind| {
+        let asked = options.threads.as_deref().unwrap_or(kind.paper_threads());
+        kind.paper_bytes(asked.iter().copied().max().unwrap_or(1) as u64)
+    };
+    let data_bytes = match options.as_paper {
+        true => options.kinds.iter().map(needs).max().unwrap_or(0),
+        false => DATA_BYTES_MAX
+            .min(memory / 8)
+            .min(free.unwrap_or(u64::MAX) / 4),
+    };
+    let needed = data_bytes.max(DATA_BYTES_MIN);
+    if let Some(free) = free
+        && free < needed
+    {
+        return Err(Error::new(format!(
+            "{}: has {} MiB of free space, and the run needs {} MiB; use another directory{}",
+            targets[0].path.display(),
+            free >> 20,
+            needed >> 20,
+            if options.as_paper {
+                ", or leave out --as-paper"
+            } else {
+                ""
+            }
+        )));
+    }
+    Ok(Scale {
+        data_bytes,
+        as_paper: options.as_paper,
+    })
+}

@@ -1,0 +1,265 @@
+//! Runs the threads of a workload, each in its seat, and measures them and the machine together.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use jericho_topology::{NodeId, Topology};
+
+use crate::error::{Error, Result};
+use crate::machine::{Machine, Moment, Span};
+use crate::meter::Meter;
+use crate::seats::Seat;
+
+/// Whether a worker has more to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It goes on until the run ends.
+    More,
+    /// It has done all of its work.
+    Finished,
+}
+
+/// The work of one thread.
+pub trait Worker {
+    /// Does one operation, or begins and ends some, and counts those that ended. Returns within a second if the device answers.
+    fn step(&mut self, meter: &mut Meter) -> Result<Progress>;
+
+    /// Returns the share of its accesses to cached pages, or with direct I/O to its buffer, that are local to a thread on this node. `None`: unknown.
+    fn local_share(&self, thread: NodeId) -> Option<f64>;
+}
+
+/// Makes a worker, in its thread and on its node.
+pub type Make<'a> = Box<dyn FnOnce() -> Result<Box<dyn Worker>> + Send + 'a>;
+
+/// A thread of a run.
+pub struct Thread<'a> {
+    /// Where it is.
+    pub seat: Seat,
+    /// Makes its worker.
+    pub make: Make<'a>,
+    /// Whether its operations are those of the workload. `false` for threads that only load the machine.
+    pub counts: bool,
+}
+
+/// How long a run takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// Time before the measurement.
+    pub warm_up: Duration,
+    /// Longest time of the measurement. It ends earlier if all workers finish.
+    pub measured: Duration,
+}
+
+/// What a run has measured.
+#[derive(Debug)]
+pub struct Outcome {
+    /// All threads together.
+    pub meter: Meter,
+    /// Bytes moved, by the home node of the device, or by the node of the thread if the device's is unknown.
+    pub bytes_by_node: BTreeMap<NodeId, u64>,
+    /// The machine.
+    pub span: Span,
+}
+
+/// Time between two looks for the end of a phase.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// The phases of a run, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    /// Workers are made.
+    Make,
+    WarmUp,
+    Measure,
+    Stop,
+}
+
+/// The phase of the run, which the threads read between operations.
+struct Phases {
+    now: Mutex<Phase>,
+    changed: Condvar,
+    /// The same, for a look without the lock.
+    shown: AtomicU8,
+}
+
+impl Phases {
+    fn new() -> Phases {
+        Phases {
+            now: Mutex::new(Phase::Make),
+            changed: Condvar::new(),
+            shown: AtomicU8::new(Phase::Make as u8),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Phase> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Goes on to a phase. Does nothing if the run is in a later one.
+    fn begin(&self, phase: Phase) {
+        let mut now = self.lock();
+        if *now < phase {
+            *now = phase;
+            self.shown.store(phase as u8, Ordering::Relaxed);
+            self.changed.notify_all();
+        }
+    }
+
+    fn is_at_least(&self, phase: Phase) -> bool {
+        self.shown.load(Ordering::Relaxed) >= phase as u8
+    }
+
+    /// Waits until all workers are made, or the run stops.
+    fn wait_for_begin(&self) {
+        let mut now = self.lock();
+        while *now == Phase::Make {
+            now = self
+                .changed
+                .wait(now)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// What a thread tells the one that measures.
+enum Event {
+    Made,
+    Ended,
+}
+
+/// Runs the threads. Fails with the first failure of a worker, or if `interrupted` is set meanwhile, after all threads have ended.
+pub fn run(
+    topology: &Topology,
+    machine: &Machine,
+    threads: Vec<Thread>,
+    timing: Timing,
+    interrupted: &AtomicBool,
+) -> Result<Outcome> {
+    let phases = &Phases::new();
+    let (tell, events) = channel();
+    thread::scope(|scope| {
+        let mut handles = Vec::new();
+        for (index, each) in threads.into_iter().enumerate() {
+            let tell = tell.clone();
+            let builder = thread::Builder::new().name(format!("bench-{index}"));
+            let (seat, counts) = (each.seat.clone(), each.counts);
+            let body = move || {
+                let result = occupy(topology, each, phases, &tell);
+                if result.is_err() {
+                    phases.begin(Phase::Stop);
+                }
+                // The receiver may have seen enough.
+                let _ = tell.send(Event::Ended);
+                result
+            };
+            match builder.spawn_scoped(scope, body) {
+                Ok(handle) => handles.push((seat, counts, handle)),
+                Err(error) => {
+                    // The other threads wait for the begin.
+                    phases.begin(Phase::Stop);
+                    return Err(Error::new(format!(
+                        "cannot start thread {index} of the run: {error}; use fewer threads, or raise the limit (ulimit -u)"
+                    )));
+                }
+            }
+        }
+        drop(tell);
+        let moments = follow(machine, phases, &events, handles.len(), timing, interrupted);
+        phases.begin(Phase::Stop);
+        let mut meters = Vec::new();
+        for (seat, counts, handle) in handles {
+            let joined = handle.join();
+            let meter = joined.map_err(|_| Error::new("a thread of the run has panicked"))??;
+            if counts {
+                meters.push((seat, meter));
+            }
+        }
+        let (first, last) = moments?;
+        let mut outcome = Outcome {
+            meter: Meter::new()?,
+            bytes_by_node: BTreeMap::new(),
+            span: machine.between(&first, &last),
+        };
+        for (seat, meter) in meters {
+            if let Some(node) = seat.device.or(seat.thread) {
+                *outcome.bytes_by_node.entry(node).or_default() +=
+                    meter.read_bytes + meter.written_bytes;
+            }
+            outcome.meter.add(&meter)?;
+        }
+        Ok(outcome)
+    })
+}
+
+/// Begins the phases in turn. Returns the moments of begin and end of the measurement.
+fn follow(
+    machine: &Machine,
+    phases: &Phases,
+    events: &Receiver<Event>,
+    count: usize,
+    timing: Timing,
+    interrupted: &AtomicBool,
+) -> Result<(Moment, Moment)> {
+    let (mut made, mut ended) = (0, 0);
+    // Waits until all threads have ended, or until `is_over`. Looks for an interruption meanwhile.
+    let mut wait = |is_over: &dyn Fn(usize) -> bool| {
+        while ended < count && !is_over(made + ended) {
+            match events.recv_timeout(LOOK) {
+                Ok(Event::Made) => made += 1,
+                Ok(Event::Ended) => ended += 1,
+                Err(RecvTimeoutError::Timeout) => {}
+                // No thread is left.
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            if interrupted.load(Ordering::Relaxed) {
+                return Err(Error::new("interrupted"));
+            }
+        }
+        Ok(())
+    };
+    wait(&|made| made >= count)?;
+    phases.begin(Phase::WarmUp);
+    let until = Instant::now() + timing.warm_up;
+    wait(&|_| Instant::now() >= until)?;
+    let first = machine.now()?;
+    phases.begin(Phase::Measure);
+    let until = Instant::now() + timing.measured;
+    wait(&|_| Instant::now() >= until)?;
+    Ok((first, machine.now()?))
+}
+
+/// Runs one worker, and returns what it has done in the measured time.
+fn occupy(
+    topology: &Topology,
+    each: Thread,
+    phases: &Phases,
+    tell: &Sender<Event>,
+) -> Result<Meter> {
+    each.seat.take(topology)?;
+    let mut worker = (each.make)()?;
+    // The receiver may have seen enough.
+    let _ = tell.send(Event::Made);
+    phases.wait_for_begin();
+    let mut meter = Meter::new()?;
+    let mut is_measured = false;
+    while !phases.is_at_least(Phase::Stop) {
+        if !is_measured && phases.is_at_least(Phase::Measure) {
+            is_measured = true;
+            meter.reset();
+        }
+        if meter.is_sampled() {
+            let node = topology.node_of_cpu(rustix::thread::sched_getcpu() as u32);
+            if let Some(local) = node.and_then(|node| worker.local_share(node)) {
+                meter.sample(local);
+            }
+        }
+        if worker.step(&mut meter)? == Progress::Finished {
+            break;
+        }
+    }
+    Ok(meter)
+}

@@ -1,0 +1,66 @@
+//! Checkpoint, as IOR: the threads write their parts of a shared file in order, or read them.
+
+use jericho_topology::NodeId;
+
+use super::Case;
+use super::files::Cached;
+use crate::error::Result;
+use crate::kind::Variant;
+use crate::meter::Meter;
+use crate::run::{Progress, Thread, Worker};
+
+/// *Implications*, IV.C.3: each of 32 processes has 2 GB of state.
+const PART_BYTES: u64 = 2 << 30;
+
+pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
+    let scratch = case.scratch()?;
+    let bytes = case
+        .scale
+        .file_bytes(PART_BYTES, case.seats.len(), 256 << 10);
+    let targets = case.targets.len();
+    Ok(case.each(move |index, seat| {
+        // One shared file for each target.
+        let path = scratch.dir(index % targets).join("checkpoint");
+        let begin = bytes * (index / targets) as u64;
+        let file = Cached::open(case, seat, &path, case.variant.request_bytes)?;
+        if !case.variant.writes {
+            file.fill(begin, bytes, case.seed)?;
+        }
+        Ok(Box::new(Checkpoint {
+            file,
+            variant: case.variant,
+            begin,
+            bytes,
+            next: 0,
+        }) as Box<dyn Worker>)
+    }))
+}
+
+struct Checkpoint {
+    file: Cached,
+    variant: Variant,
+    /// The part of the file.
+    begin: u64,
+    bytes: u64,
+    /// Offset in the part.
+    next: u64,
+}
+
+impl Worker for Checkpoint {
+    fn step(&mut self, meter: &mut Meter) -> Result<Progress> {
+        let bytes = self.variant.request_bytes;
+        let offset = self.begin + self.next;
+        match self.variant.writes {
+            true => self.file.write(offset, bytes, meter)?,
+            false => {
+                self.file.read(offset, bytes, meter)?;
+            }
+        }
+        self.next = (self.next + bytes as u64) % self.bytes;
+        Ok(Progress::More)
+    }
+
+    fn local_share(&self, thread: NodeId) -> Option<f64> {
+        self.file.local_share(thread)
+    }
+}

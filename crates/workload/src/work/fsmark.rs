@@ -1,0 +1,77 @@
+//! fs_mark: each thread has a directory of 128 files. It chooses a directory and a file in it at random, and creates, opens, writes, reads and closes it.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use jericho_sys::node_memory::NodeBuffer;
+use jericho_topology::{NodeId, Topology};
+
+use super::{Case, buffer_share, random};
+use crate::buffer;
+use crate::error::{Context, Result};
+use crate::meter::{Done, Meter};
+use crate::run::{Progress, Thread, Worker};
+use crate::seats::Seat;
+
+/// *Implications*, IV.C.2.
+const FILES: u64 = 128;
+
+pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
+    let scratch = case.scratch()?;
+    let dir = |index: usize| scratch.dir(index).join(format!("dir.{index}"));
+    let dirs: Arc<[PathBuf]> = (0..case.seats.len()).map(dir).collect();
+    for dir in dirs.iter() {
+        fs::create_dir(dir).at(dir, "make it")?;
+    }
+    Ok(case.each(move |index, seat| {
+        let mut bytes = buffer::on(case.topology, seat.thread, case.variant.request_bytes)?;
+        random::fill(case.seed, &mut bytes);
+        Ok(Box::new(Fsmark {
+            topology: case.topology.clone(),
+            seat: seat.clone(),
+            dirs: dirs.clone(),
+            random: random::Random::new(case.seed ^ index as u64),
+            file_bytes: case.variant.request_bytes,
+            bytes,
+        }) as Box<dyn Worker>)
+    }))
+}
+
+struct Fsmark {
+    topology: Topology,
+    seat: Seat,
+    dirs: Arc<[PathBuf]>,
+    random: random::Random,
+    file_bytes: usize,
+    bytes: NodeBuffer,
+}
+
+impl Worker for Fsmark {
+    fn step(&mut self, meter: &mut Meter) -> Result<Progress> {
+        let dir = &self.dirs[self.random.below(self.dirs.len() as u64) as usize];
+        let path = dir.join(format!("file.{}", self.random.below(FILES)));
+        let began = Instant::now();
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(true);
+        let file = options.open(&path).at(&path, "create it")?;
+        let data = &mut self.bytes[..self.file_bytes];
+        file.write_all_at(data, 0).at(&path, "write it")?;
+        // Another thread may have chosen the same file, and truncated it.
+        let read = file.read_at(data, 0).at(&path, "read it")?;
+        drop(file);
+        meter.count(Done {
+            read_bytes: read as u64,
+            written_bytes: self.file_bytes as u64,
+            began,
+        });
+        Ok(Progress::More)
+    }
+
+    fn local_share(&self, thread: NodeId) -> Option<f64> {
+        // New pages come from the node that the policy of the thread says, or from the thread's own.
+        buffer_share(&self.topology, &self.seat, thread)
+    }
+}

@@ -1,0 +1,69 @@
+//! mstress: threads that stream through memory beside a workload, as STREAM's *copy* does. One for each node that the workload uses.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use jericho_sys::node_memory::NodeBuffer;
+use jericho_topology::NodeId;
+
+use super::Case;
+use crate::buffer;
+use crate::error::Result;
+use crate::meter::{Done, Meter};
+use crate::run::{Progress, Thread, Worker};
+use crate::seats::Seat;
+
+/// Larger than the last cache of a CPU.
+const BUFFER_BYTES: usize = 256 << 20;
+/// Bytes of one step.
+const STEP_BYTES: usize = 1 << 20;
+
+pub fn threads<'a>(case: &'a Case<'a>) -> Vec<Thread<'a>> {
+    let nodes: BTreeSet<Option<NodeId>> = case.seats.iter().map(|seat| seat.frame).collect();
+    let threads = nodes.into_iter().map(|node| Thread {
+        seat: Seat {
+            device: None,
+            frame: node,
+            thread: node.map(|node| case.topology.thread_node(node)),
+        },
+        make: Box::new(move || {
+            let seat = Seat {
+                frame: node,
+                ..Seat::default()
+            };
+            seat.check_room(case.topology, BUFFER_BYTES as u64)?;
+            Ok(Box::new(Mstress {
+                memory: buffer::on(case.topology, node, BUFFER_BYTES)?,
+                at: 0,
+            }) as Box<dyn Worker>)
+        }),
+        counts: false,
+    });
+    threads.collect()
+}
+
+struct Mstress {
+    memory: NodeBuffer,
+    at: usize,
+}
+
+impl Worker for Mstress {
+    fn step(&mut self, meter: &mut Meter) -> Result<Progress> {
+        let began = Instant::now();
+        let (from, to) = self.memory.split_at_mut(BUFFER_BYTES / 2);
+        let range = self.at..self.at + STEP_BYTES;
+        to[range.clone()].copy_from_slice(&from[range]);
+        std::hint::black_box(&to[self.at]);
+        self.at = (self.at + STEP_BYTES) % (BUFFER_BYTES / 2);
+        meter.count(Done {
+            read_bytes: STEP_BYTES as u64,
+            written_bytes: STEP_BYTES as u64,
+            began,
+        });
+        Ok(Progress::More)
+    }
+
+    fn local_share(&self, _thread: NodeId) -> Option<f64> {
+        None
+    }
+}

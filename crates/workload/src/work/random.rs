@@ -1,0 +1,50 @@
+//! Numbers and bytes from a seed: the same in each run.
+
+/// A generator of 64-bit numbers: SplitMix64 (Steele, Lea, Flood 2014).
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// Begins with a seed.
+    pub fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    /// Returns the next number.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Returns a number below `bound`, which is at least 1. The bias is below `bound` / 2^64.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    }
+}
+
+/// Fills a buffer with bytes that no device can compress.
+pub fn fill(seed: u64, buffer: &mut [u8]) {
+    let mut random = Random::new(seed);
+    for chunk in buffer.chunks_mut(8) {
+        let bytes = random.next().to_le_bytes();
+        chunk.copy_from_slice(&bytes[..chunk.len()]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_the_same_numbers_and_bounds_hold() {
+        let (mut one, mut two) = (Random::new(7), Random::new(7));
+        assert!((0..100).all(|_| one.next() == two.next()));
+        assert!((1..1000).all(|bound| one.below(bound) < bound));
+        let mut buffer = [0; 13];
+        fill(3, &mut buffer);
+        assert!(buffer.iter().filter(|byte| **byte != 0).count() > 8);
+    }
+}

@@ -1,0 +1,73 @@
+//! Scan: 64 files, and threads that each read or write their own ones, 4 KiB at a time, in order or at random.
+
+use jericho_topology::NodeId;
+
+use super::Case;
+use super::files::Cached;
+use super::random::Random;
+use crate::error::Result;
+use crate::kind::Variant;
+use crate::meter::Meter;
+use crate::run::{Progress, Thread, Worker};
+
+/// *Jericho*, III.B: 64 files of 2 GB.
+const FILES: usize = 64;
+const FILE_BYTES: u64 = 2 << 30;
+
+pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
+    let scratch = case.scratch()?;
+    let request_bytes = case.variant.request_bytes;
+    let bytes = case.scale.file_bytes(FILE_BYTES, FILES, 64 << 10);
+    let count = case.seats.len();
+    Ok(case.each(move |index, seat| {
+        // Each thread has at least one file, also if there are more threads than files.
+        let own = (index..FILES.max(count)).step_by(count);
+        let files = own.map(|number| {
+            let path = scratch.dir(index).join(format!("file.{number}"));
+            Cached::create(case, seat, &path, bytes, request_bytes)
+        });
+        Ok(Box::new(Scan {
+            files: files.collect::<Result<_>>()?,
+            variant: case.variant,
+            requests: bytes / request_bytes as u64,
+            random: Random::new(case.seed ^ index as u64),
+            next: 0,
+        }) as Box<dyn Worker>)
+    }))
+}
+
+struct Scan {
+    files: Vec<Cached>,
+    variant: Variant,
+    /// Requests of each file.
+    requests: u64,
+    random: Random,
+    /// The number of the next request over all files, in order.
+    next: u64,
+}
+
+impl Worker for Scan {
+    fn step(&mut self, meter: &mut Meter) -> Result<Progress> {
+        let all = self.requests * self.files.len() as u64;
+        let number = match self.variant.is_random {
+            true => self.random.below(all),
+            false => self.next,
+        };
+        self.next = (self.next + 1) % all;
+        let file = &mut self.files[(number / self.requests) as usize];
+        let bytes = self.variant.request_bytes;
+        let offset = number % self.requests * bytes as u64;
+        match self.variant.writes {
+            true => file.write(offset, bytes, meter)?,
+            false => {
+                file.read(offset, bytes, meter)?;
+            }
+        }
+        Ok(Progress::More)
+    }
+
+    fn local_share(&self, thread: NodeId) -> Option<f64> {
+        let file = &self.files[(self.next / self.requests) as usize];
+        file.local_share(thread)
+    }
+}
