@@ -29,6 +29,8 @@ struct State {
     sequence: u64,
     /// The copy of each device that counts there; `None` until the first update. An update writes the other one.
     counting: Vec<Option<usize>>,
+    /// The devices have their labels. Those of a volume that is being made get them last.
+    have_labels: bool,
     /// An update has failed since `settle`: a device may have a superblock that is not the current one.
     has_failed: bool,
 }
@@ -123,10 +125,10 @@ impl Superblocks {
     pub fn read(device: Arc<dyn Device>) -> Result<Superblocks, ReadError> {
         let copies = read_copies(&*device)?;
         let (_, current) = newest(copies).map_err(|(a, b)| ReadError::Unusable(a, b))?;
-        Ok(Superblocks::new(vec![device], current))
+        Ok(Superblocks::new(vec![device], current, true))
     }
 
-    /// Writes both copies of a new volume to all of its devices. Not flushed.
+    /// Writes both copies of a new volume to all of its devices, which get their labels later. Not flushed.
     pub fn create(
         devices: Vec<Arc<dyn Device>>,
         superblock: Superblock,
@@ -137,10 +139,10 @@ impl Superblocks {
                 device.write_at(first_block * PAGE_BYTES, &bytes)?;
             }
         }
-        Ok(Superblocks::new(devices, superblock))
+        Ok(Superblocks::new(devices, superblock, false))
     }
 
-    fn new(devices: Vec<Arc<dyn Device>>, current: Superblock) -> Superblocks {
+    fn new(devices: Vec<Arc<dyn Device>>, current: Superblock, have_labels: bool) -> Superblocks {
         let counting = vec![None; devices.len()];
         Superblocks {
             state: Mutex::new(State {
@@ -148,6 +150,7 @@ impl Superblocks {
                 sequence: current.head.sequence.get(),
                 current,
                 counting,
+                have_labels,
                 has_failed: false,
             }),
         }
@@ -168,12 +171,16 @@ impl Superblocks {
             (found.head.volume_uuid == first.head.volume_uuid).then_some(found)
         };
         let copies: Vec<_> = devices.iter().enumerate().map(read).collect();
-        Ok(Superblocks::new(devices, merge(&first, &copies)?))
+        Ok(Superblocks::new(devices, merge(&first, &copies)?, true))
     }
 
     /// Returns the same superblock over all devices of the volume, by index, or over views of them. Reads and writes nothing.
     pub fn over(&self, devices: Vec<Arc<dyn Device>>) -> Superblocks {
-        Superblocks::new(devices, self.with(Superblock::clone))
+        let (current, have_labels) = {
+            let state = self.state.lock();
+            (state.current.clone(), state.have_labels)
+        };
+        Superblocks::new(devices, current, have_labels)
     }
 
     /// Reads fields of the superblock.
@@ -207,7 +214,9 @@ impl Superblocks {
         let taking: Vec<bool> = devices.iter().enumerate().map(takes).collect();
         let write = |(index, device): (usize, &Arc<dyn Device>)| {
             taking[index].then(|| {
-                check_identity(device, index, &state.current)?;
+                if state.have_labels {
+                    check_identity(device, index, &state.current)?;
+                }
                 write_other(&**device, state.counting[index], &bytes)
             })
         };

@@ -1,8 +1,11 @@
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::label::{Label, LabelState};
 use jericho_format::superblock::{COPY_FIRST_BLOCK, Superblock};
+use jericho_storage::{Device, Layer, OpenOptions, open_device};
 use zerocopy::byteorder::little_endian::U32;
 
 use crate::*;
@@ -660,4 +663,42 @@ fn a_change_that_failed_does_not_count_instead_of_the_next_one() {
             "after {earlier} earlier changes"
         );
     }
+}
+
+/// A device that has the promises of one of another host.
+struct Far(Arc<dyn Device>);
+
+impl Layer for Far {
+    fn below(&self) -> &dyn Device {
+        &*self.0
+    }
+    fn queue_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.queue_fd()
+    }
+    fn may_fall_silent(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_new_volume_on_another_host_takes_superblocks_before_it_has_a_label() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = paths(&dir, &["far"]);
+    let options = OpenOptions {
+        create_size: Some(64 << 20),
+        ..OpenOptions::default()
+    };
+    let device = open_device(&files[0], options).unwrap();
+    let far: Arc<dyn Device> = Arc::new(Far(device));
+    let devices = [far];
+    // The first contents change the superblock, for example for a chunk of a store.
+    let contents = |volume: &Volume| Ok(volume.superblocks().update(&[0], |_| {})?);
+    format_devices(&devices, &files, &of_size(64), contents).unwrap();
+    let volume = Volume::open_from_devices(devices.to_vec(), WRITE).unwrap();
+    volume.superblocks().update(&[0], |_| {}).unwrap();
+    // From then on the label counts.
+    devices[0]
+        .write_at(0, &vec![0; PAGE_BYTES as usize])
+        .unwrap();
+    volume.superblocks().update(&[0], |_| {}).unwrap_err();
 }
