@@ -42,7 +42,7 @@ fn measure(args: &BenchArgs) -> Outcome {
     let targets = args.targets.iter();
     let targets = targets.map(|path| Target::of(path, &topology, &home_of));
     let targets = targets.collect::<Result<Vec<_>, _>>().map_err(failure)?;
-    let plan = Plan::new(&topology, targets, options).map_err(failure)?;
+    let plan = Plan::new(&topology, targets, &home_of, options).map_err(failure)?;
     let mut out = args.out.as_deref().map(open_out).transpose()?;
     // A second signal ends the program at once.
     let interrupted = Arc::new(AtomicBool::new(false));

@@ -80,6 +80,17 @@ impl Kind {
         self.way() == Way::Direct
     }
 
+    /// Returns the number of the directory that has the data of a thread.
+    pub fn directory_of(self, thread: usize, targets: usize) -> usize {
+        match self {
+            // The file of a target is shared.
+            Kind::Checkpoint => thread % targets.max(1),
+            // Two threads share a stream.
+            Kind::Stream => thread / 2,
+            _ => thread,
+        }
+    }
+
     /// Returns the numbers of threads that the papers have, those of the figure for a range.
     pub fn paper_threads(self) -> &'static [usize] {
         match self {

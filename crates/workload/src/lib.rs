@@ -8,12 +8,16 @@
 #![forbid(unsafe_code)]
 
 pub mod buffer;
+pub mod case;
+mod direct;
 pub mod error;
+mod frames;
 pub mod kind;
 pub mod machine;
 pub mod meter;
 pub mod placement;
 pub mod plan;
+mod random;
 pub mod record;
 pub mod run;
 pub mod seats;

@@ -5,8 +5,9 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use jericho_sys::limits::Memory;
-use jericho_topology::Topology;
+use jericho_topology::{NodeId, Topology};
 
+use crate::case::{Case, Scale};
 use crate::error::{Context, Error, Result};
 use crate::kind::{Kind, Variant};
 use crate::machine::{self, Machine};
@@ -14,8 +15,8 @@ use crate::placement::Placement;
 use crate::record::{FORMAT, MachineRecord, Record, SAMPLED, SeatRecord, latencies};
 use crate::run::{self, Outcome, Timing};
 use crate::seats::seats;
-use crate::target::{Scratch, Target, free_bytes};
-use crate::work::{Case, Scale};
+use crate::target::{HomeOf, Scratch, Target, free_bytes};
+use crate::work;
 
 /// Time in which one workload ends without a request for another.
 const BUDGET: Duration = Duration::from_secs(55);
@@ -68,9 +69,9 @@ pub struct Planned {
 }
 
 /// All runs of a command.
-#[derive(Debug)]
 pub struct Plan<'a> {
     topology: &'a Topology,
+    home_of: HomeOf<'a>,
     targets: Vec<Target>,
     options: Options,
     scale: Scale,
@@ -82,7 +83,12 @@ pub struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     /// Plans the runs. Makes nothing. Fails if a workload cannot run on a target, or with the placement, or if there is too little space.
-    pub fn new(topology: &'a Topology, targets: Vec<Target>, options: Options) -> Result<Plan<'a>> {
+    pub fn new(
+        topology: &'a Topology,
+        targets: Vec<Target>,
+        home_of: HomeOf<'a>,
+        options: Options,
+    ) -> Result<Plan<'a>> {
         let are_directories = targets.iter().all(|target| target.is_directory);
         if targets.is_empty() || (!are_directories && targets.iter().any(|one| one.is_directory)) {
             return Err(Error::new("name directories or devices, not both"));
@@ -101,8 +107,18 @@ impl<'a> Plan<'a> {
             runs.extend(runs_of(*kind, topology, &options, are_directories, scale)?);
         }
         let paths: Vec<PathBuf> = targets.iter().map(|target| target.path.clone()).collect();
+        let nodes: Vec<_> = targets.iter().map(|target| target.node).collect();
+        let is_jericho = targets.iter().any(|target| target.is_jericho);
+        seats(
+            topology,
+            options.placement,
+            &nodes,
+            targets.len(),
+            is_jericho,
+        )?;
         Ok(Plan {
             topology,
+            home_of,
             machine: Machine::of(&paths),
             described: MachineRecord::of(topology, machine::tsc_hz()),
             targets,
@@ -121,26 +137,49 @@ impl<'a> Plan<'a> {
             .sum()
     }
 
+    /// Returns the home nodes of the devices of the threads. The directories of a Jericho volume are in its slices in turn, and each slice has a node.
+    fn nodes(&self, scratch: Option<&Scratch>, planned: &Planned) -> Result<Vec<Option<NodeId>>> {
+        let own = |thread: usize| {
+            let index = planned.kind.directory_of(thread, self.targets.len());
+            let target = &self.targets[index % self.targets.len()];
+            let Some(scratch) = scratch.filter(|_| target.is_jericho) else {
+                return Ok(target.node);
+            };
+            let dir = scratch.dir(index);
+            let home = (self.home_of)(dir).ok_or_else(|| {
+                Error::new(format!(
+                    "{}: the mount does not tell its slice",
+                    dir.display()
+                ))
+            })?;
+            Ok(Some(home))
+        };
+        (0..planned.threads).map(own).collect()
+    }
+
+    fn is_jericho(&self) -> bool {
+        self.targets.iter().any(|target| target.is_jericho)
+    }
+
     fn are_directories(&self) -> bool {
         self.targets.iter().all(|target| target.is_directory)
     }
 
     /// Makes one run. Ends it early, and fails, if `interrupted` is set.
     pub fn run(&self, planned: &Planned, interrupted: &AtomicBool) -> Result<Record> {
-        let nodes: Vec<_> = self.targets.iter().map(|target| target.node).collect();
-        let frames_stay = self.targets.iter().any(|target| target.is_jericho);
-        let placement = self.options.placement;
+        let scratch = match self.are_directories() {
+            true => Some(Scratch::make(&self.targets, planned.threads)?),
+            false => None,
+        };
+        let nodes = self.nodes(scratch.as_ref(), planned)?;
+        let (placement, is_jericho) = (self.options.placement, self.is_jericho());
         let seats = seats(
             self.topology,
             placement,
             &nodes,
             planned.threads,
-            frames_stay,
+            is_jericho,
         )?;
-        let scratch = match self.are_directories() {
-            true => Some(Scratch::make(&self.targets, planned.threads)?),
-            false => None,
-        };
         let case = Case {
             topology: self.topology,
             kind: planned.kind,
@@ -157,7 +196,7 @@ impl<'a> Plan<'a> {
             warm_up: WARM_UP.min(planned.measured),
             measured: planned.measured,
         };
-        let threads = case.threads()?;
+        let threads = work::threads(&case)?;
         let outcome = run::run(self.topology, &self.machine, threads, timing, interrupted)?;
         let seats = seats.iter().map(SeatRecord::from).collect();
         Ok(self.record(planned, seats, &outcome))

@@ -42,14 +42,20 @@ fn farthest(topology: &Topology, from: NodeId, suits: impl Fn(NodeId) -> bool) -
 /// Returns the seats of `count` threads. Thread `i` uses the device with the home node `device_nodes[i % len]`. If the node of a device is
 /// unknown, its threads have the nodes in turn, as those of *Jericho*, figure 10, have: there no device matters.
 ///
-/// `frames_stay` tells that the node of cached pages is given and equal to `device_nodes`: on a Jericho volume, a page is in its slice's cache.
+/// `is_jericho` tells that these are the home nodes of slices. A page is in its slice's cache, so placements that move cached pages are refused.
 pub fn seats(
     topology: &Topology,
     placement: Placement,
     device_nodes: &[Option<NodeId>],
     count: usize,
-    frames_stay: bool,
+    is_jericho: bool,
 ) -> Result<Vec<Seat>> {
+    if is_jericho && (placement.needs_device_node || placement.transfer == Side::Remote) {
+        return Err(Error::new(format!(
+            "the placement {} says where cached pages are, and a Jericho mount has them on the home node of their slice; use best, worst or native",
+            placement.name
+        )));
+    }
     let has_cpus = |id: NodeId| topology.node(id).is_some_and(|node| !node.cpus.is_empty());
     let has_memory = |id: NodeId| {
         topology
@@ -83,7 +89,7 @@ pub fn seats(
             Side::Free => None,
             Side::Local => Some(base),
             // Without a device's node, pages are remote only as the processor sees them.
-            Side::Remote if frames_stay || device.is_none() => Some(base),
+            Side::Remote if device.is_none() => Some(base),
             Side::Remote => Some(farthest(topology, base, has_memory)),
         };
         let thread = match (placement.usage, frame) {
@@ -148,10 +154,14 @@ mod tests {
         Topology::from_spec("virtual:2").unwrap()
     }
 
-    fn seat(name: &str, device: Option<u16>, stays: bool) -> Result<(Option<u16>, Option<u16>)> {
+    fn seat(
+        name: &str,
+        device: Option<u16>,
+        is_jericho: bool,
+    ) -> Result<(Option<u16>, Option<u16>)> {
         let placement = Placement::named(name).unwrap();
         let nodes = [device.map(NodeId)];
-        let seats = seats(&topology(), placement, &nodes, 1, stays)?;
+        let seats = seats(&topology(), placement, &nodes, 1, is_jericho)?;
         Ok((
             seats[0].frame.map(|id| id.0),
             seats[0].thread.map(|id| id.0),
@@ -170,9 +180,18 @@ mod tests {
         assert_eq!(seat("best", Some(1), false), on(1, 1));
         assert_eq!(seat("worst", Some(1), false), on(1, 0));
         assert_eq!(seat("bad", Some(1), false), on(0, 1));
-        assert_eq!(seat("bad", Some(1), true), on(1, 0));
         assert_eq!(seat("bad", None, false), on(0, 1));
         assert_eq!(seat("native", Some(1), false), Ok((None, None)));
+    }
+
+    #[test]
+    fn on_a_jericho_mount_only_threads_move() {
+        assert_eq!(seat("best", Some(1), true), Ok((Some(1), Some(1))));
+        assert_eq!(seat("worst", Some(1), true), Ok((Some(1), Some(0))));
+        for name in ["TRLCPL", "TRRCPL", "bad"] {
+            let refused = seat(name, Some(1), true).unwrap_err().to_string();
+            assert!(refused.contains("use best, worst or native"), "{refused}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `jericho bench`: each workload runs in each way of placement, and bad requests get a message and change nothing.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::Value;
@@ -47,7 +48,7 @@ fn is_empty(dir: &Path) -> bool {
 fn every_workload_of_the_papers_runs_and_leaves_nothing_behind() {
     let dir = directory();
     let records = bench("all", dir.path(), &[]);
-    let names: std::collections::BTreeSet<&str> = records
+    let names: BTreeSet<&str> = records
         .iter()
         .map(|record| record["workload"].as_str().unwrap())
         .collect();
@@ -115,10 +116,32 @@ fn a_mount_is_measured_with_threads_on_its_slices_nodes_and_off_them() {
     for (placement, share) in [("best", 1.0), ("worst", 0.0)] {
         let records = bench("scan", &volume.mnt(), &["--placement", placement]);
         assert_eq!(records.len(), 4);
+        // The two directories are in the two slices.
+        let frames = records
+            .iter()
+            .flat_map(|record| record["seats"].as_array().unwrap());
+        let frames: BTreeSet<u64> = frames.map(|seat| seat["frame"].as_u64().unwrap()).collect();
+        assert_eq!(frames, BTreeSet::from([0, 1]));
         for record in records {
             assert_eq!(record["local_share"], share, "{placement}: {record}");
         }
     }
+    // The threads of fsmark use the files of each other, in both slices.
+    for record in bench("fsmark", &volume.mnt(), &["--placement", "best"]) {
+        assert_eq!(record["local_share"], 0.5, "{record}");
+    }
+    // A checkpoint's file is in one slice.
+    for record in bench("checkpoint", &volume.mnt(), &["--placement", "best"]) {
+        let seats = record["seats"].as_array().unwrap();
+        assert!(
+            seats.iter().all(|seat| seat["frame"] == seats[0]["frame"]),
+            "{record}"
+        );
+        assert_eq!(record["local_share"], 1.0, "{record}");
+    }
+    let moved = ["--placement", "bad", "--topology", "virtual:2"];
+    let refused = fail(jericho(["bench", "scan"]).arg(volume.mnt()).args(moved), 1);
+    assert!(refused.contains("home node of their slice"), "{refused}");
     assert!(is_empty(&volume.mnt()));
 }
 

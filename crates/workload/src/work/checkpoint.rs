@@ -2,8 +2,8 @@
 
 use jericho_topology::NodeId;
 
-use super::Case;
 use super::files::Cached;
+use crate::case::Case;
 use crate::error::Result;
 use crate::kind::Variant;
 use crate::meter::Meter;
@@ -20,7 +20,8 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
     let targets = case.targets.len();
     Ok(case.each(move |index, seat| {
         // One shared file for each target.
-        let path = scratch.dir(index % targets).join("checkpoint");
+        let dir = scratch.dir(case.kind.directory_of(index, targets));
+        let path = dir.join("checkpoint");
         let begin = bytes * (index / targets) as u64;
         let file = Cached::open(case, seat, &path, case.variant.request_bytes)?;
         if !case.variant.writes {

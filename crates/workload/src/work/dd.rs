@@ -7,9 +7,11 @@ use jericho_storage::Device;
 use jericho_sys::node_memory::NodeBuffer;
 use jericho_topology::{NodeId, Topology};
 
-use super::{Case, buffer_share, open_direct};
 use crate::buffer;
+use crate::case::Case;
+use crate::direct::open_direct;
 use crate::error::{Error, Result};
+use crate::frames::buffer_share;
 use crate::meter::{Done, Meter};
 use crate::run::{Progress, Thread, Worker};
 use crate::seats::Seat;

@@ -8,10 +8,12 @@ use std::time::Instant;
 use jericho_sys::node_memory::NodeBuffer;
 use jericho_topology::{NodeId, Topology};
 
-use super::{Case, Frames, random};
 use crate::buffer;
+use crate::case::Case;
 use crate::error::{Context, Result};
+use crate::frames::Frames;
 use crate::meter::{Done, Meter};
+use crate::random;
 use crate::seats::Seat;
 
 /// Bytes that are written at a time when a file is made.

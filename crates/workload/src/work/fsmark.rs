@@ -9,10 +9,12 @@ use std::time::Instant;
 use jericho_sys::node_memory::NodeBuffer;
 use jericho_topology::{NodeId, Topology};
 
-use super::{Case, buffer_share, random};
 use crate::buffer;
+use crate::case::Case;
 use crate::error::{Context, Result};
+use crate::frames::{buffer_share, mean_share};
 use crate::meter::{Done, Meter};
+use crate::random;
 use crate::run::{Progress, Thread, Worker};
 use crate::seats::Seat;
 
@@ -26,12 +28,15 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
     for dir in dirs.iter() {
         fs::create_dir(dir).at(dir, "make it")?;
     }
+    let is_jericho = case.targets.iter().any(|target| target.is_jericho);
+    let seats: Option<Arc<[Seat]>> = is_jericho.then(|| case.seats.into());
     Ok(case.each(move |index, seat| {
         let mut bytes = buffer::on(case.topology, seat.thread, case.variant.request_bytes)?;
         random::fill(case.seed, &mut bytes);
         Ok(Box::new(Fsmark {
             topology: case.topology.clone(),
             seat: seat.clone(),
+            seats: seats.clone(),
             dirs: dirs.clone(),
             random: random::Random::new(case.seed ^ index as u64),
             file_bytes: case.variant.request_bytes,
@@ -43,6 +48,8 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
 struct Fsmark {
     topology: Topology,
     seat: Seat,
+    /// On a Jericho mount, the pages of a file are on the node of its directory's slice, whichever thread has written them.
+    seats: Option<Arc<[Seat]>>,
     dirs: Arc<[PathBuf]>,
     random: random::Random,
     file_bytes: usize,
@@ -71,7 +78,10 @@ impl Worker for Fsmark {
     }
 
     fn local_share(&self, thread: NodeId) -> Option<f64> {
-        // New pages come from the node that the policy of the thread says, or from the thread's own.
-        buffer_share(&self.topology, &self.seat, thread)
+        match &self.seats {
+            Some(seats) => mean_share(&self.topology, seats, thread),
+            // New pages come from the node that the policy of the thread says.
+            None => buffer_share(&self.topology, &self.seat, thread),
+        }
     }
 }

@@ -6,8 +6,8 @@ use std::time::Instant;
 use jericho_sys::node_memory::NodeBuffer;
 use jericho_topology::NodeId;
 
-use super::Case;
 use crate::buffer;
+use crate::case::Case;
 use crate::error::Result;
 use crate::meter::{Done, Meter};
 use crate::run::{Progress, Thread, Worker};

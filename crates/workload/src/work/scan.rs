@@ -2,12 +2,12 @@
 
 use jericho_topology::NodeId;
 
-use super::Case;
 use super::files::Cached;
-use super::random::Random;
+use crate::case::Case;
 use crate::error::Result;
 use crate::kind::Variant;
 use crate::meter::Meter;
+use crate::random::Random;
 use crate::run::{Progress, Thread, Worker};
 
 /// *Jericho*, III.B: 64 files of 2 GB.

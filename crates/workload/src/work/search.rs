@@ -12,11 +12,12 @@ use std::time::Instant;
 use jericho_sys::node_memory::NodeBuffer;
 use jericho_topology::{NodeId, Topology};
 
-use super::random::Random;
-use super::{Case, buffer_share};
 use crate::buffer;
+use crate::case::Case;
 use crate::error::{Context, Result};
+use crate::frames::mean_share;
 use crate::meter::{Done, Meter};
+use crate::random::Random;
 use crate::run::{Progress, Thread, Worker};
 use crate::seats::Seat;
 
@@ -48,13 +49,14 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
         // In proportion to the corpus, so that tables are written here, too.
         false => ((corpus / 800) as usize).clamp(64 << 10, TABLE_BYTES),
     };
+    let seats: Arc<[Seat]> = case.seats.into();
     Ok(case.each(move |index, seat| {
         for number in (index..files.len()).step_by(case.seats.len()) {
             write_text(&files[number], file_bytes, case.seed ^ number as u64)?;
         }
         Ok(Box::new(Search {
             topology: case.topology.clone(),
-            seat: seat.clone(),
+            seats: seats.clone(),
             files: files.clone(),
             next: next.clone(),
             reading: None,
@@ -88,7 +90,7 @@ fn write_text(path: &Path, bytes: u64, seed: u64) -> Result<()> {
 
 struct Search {
     topology: Topology,
-    seat: Seat,
+    seats: Arc<[Seat]>,
     files: Arc<[PathBuf]>,
     /// The next file of the shared list.
     next: Arc<AtomicUsize>,
@@ -185,7 +187,7 @@ impl Worker for Search {
     }
 
     fn local_share(&self, thread: NodeId) -> Option<f64> {
-        // Any thread may read any file, so only pages that the policy binds are known.
-        buffer_share(&self.topology, &self.seat, thread)
+        // Any thread may read any file.
+        mean_share(&self.topology, &self.seats, thread)
     }
 }

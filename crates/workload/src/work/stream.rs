@@ -13,9 +13,10 @@ use jericho_sys::node_memory::NodeBuffer;
 use jericho_topology::{NodeId, Topology};
 
 use super::files::Cached;
-use super::{Case, buffer_share};
 use crate::buffer;
+use crate::case::Case;
 use crate::error::{Error, Result};
+use crate::frames::buffer_share;
 use crate::meter::Meter;
 use crate::run::{Progress, Thread, Worker};
 use crate::seats::Seat;
@@ -83,7 +84,7 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
     Ok(case.each(move |index, seat| {
         let (pair, request_bytes) = (index / 2, case.variant.request_bytes);
         let ends = &ends[pair];
-        let dir = scratch.dir(pair);
+        let dir = scratch.dir(case.kind.directory_of(index, case.targets.len()));
         if index.is_multiple_of(2) {
             let source = dir.join(format!("source.{pair}"));
             let memory = records as u64 * request_bytes as u64;

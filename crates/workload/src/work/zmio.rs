@@ -7,8 +7,10 @@ use jericho_storage::{BLOCK_BYTES, Completion, Direction, Queue, Transfer, open_
 use jericho_sys::memory::{Mapping, Segment};
 use jericho_topology::{NodeId, Topology};
 
-use super::{Case, buffer_share, open_direct};
+use crate::case::Case;
+use crate::direct::open_direct;
 use crate::error::{Context, Error, Result};
+use crate::frames::buffer_share;
 use crate::meter::{Done, Meter};
 use crate::placement::Use;
 use crate::run::{Progress, Thread, Worker};
