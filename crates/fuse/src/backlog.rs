@@ -41,7 +41,7 @@ pub(crate) struct Backlog<T> {
     parked: Condvar,
     /// Wakes the reader.
     reader: Condvar,
-    /// If so many workers wait for a request, they can read for themselves.
+    /// Number of waiting workers from which on the workers read for themselves.
     enough: usize,
     bytes_max: usize,
 }

@@ -7,7 +7,7 @@
 //!
 //! Invariants:
 //! - One of the two answers, under the lock of the reply.
-//! - A signal ends no request that began while `most` operations went on in the background, and as long as so many do. Each may keep a thread
+//! - While `most` operations go on in the background, a signal ends no request that began while `most` went on. Each operation may keep a thread
 //!   (`crew`). So a program that repeats its call after each signal gets no further threads. Requests that waited at one time may all be ended:
 //!   they have their threads already.
 //! - Volumes without a device on another host hold no replies. A read that hits holds none either.

@@ -27,7 +27,7 @@ pub enum Error {
     /// The journal cannot be used. Holds the place and the cause.
     #[error("journal: {0}")]
     Journal(Arc<str>),
-    /// A device of another host is not the one of the volume any more. Holds its name, what was found, and what to do.
+    /// Another host serves a different device under the name of the volume's device. The text names the device, what the volume found there, and what to do.
     #[error("{0}")]
     WrongDevice(Arc<str>),
     /// A panic interrupted an operation, so the state in memory may be inconsistent.

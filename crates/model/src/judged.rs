@@ -24,7 +24,7 @@ pub enum Verdict {
 pub struct Row {
     /// Short name.
     pub id: &'static str,
-    /// What was measured.
+    /// The paper's measurement, with its figure.
     pub what: &'static str,
     /// The shipped machine.
     pub machine: &'static str,

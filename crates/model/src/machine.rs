@@ -31,9 +31,9 @@ pub struct Node {
     pub host: String,
     /// Its CPUs.
     pub cpus: u32,
-    /// What its memory controllers can read.
+    /// Bytes per second that its memory controllers read at most.
     pub read_bytes_per_s: f64,
-    /// What they can write.
+    /// Bytes per second that its memory controllers write at most.
     pub write_bytes_per_s: f64,
 }
 

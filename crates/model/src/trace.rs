@@ -51,7 +51,7 @@ enum Operation {
     Write,
 }
 
-/// A line. Unknown fields are ignored, so programs may add what they know.
+/// A line. The reader ignores unknown fields, so programs may add fields of their own.
 #[derive(Deserialize)]
 struct Line {
     thread: u64,

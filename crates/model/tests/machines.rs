@@ -1,4 +1,4 @@
-//! Machine files and reports of probes: what they mean, and what is refused.
+//! The model reads machine files and reports of probes, and refuses bad ones.
 #![forbid(unsafe_code)]
 
 use jericho_model::{Placement, SHIPPED, named, names, parse, predict_placement, shipped};

@@ -1,4 +1,4 @@
-//! Placement traces: what they mean, and what is refused.
+//! The model reads placement traces, and refuses bad lines.
 #![forbid(unsafe_code)]
 
 use jericho_model::{LINE_BYTES_MAX, Machine, Trace, TraceError, parse};

@@ -1,7 +1,7 @@
 //! What migration of threads takes from a report: how many remote bytes justify a move.
 //!
-//! A move from node F to the node of the data D pays when the remote bytes of the remembered window cost more, beyond what they would cost on
-//! D, than the move. A byte of a remote page costs more
+//! Data is on node D, and a thread on node F has read it. A move of the thread to D pays if it costs less than it saves. It saves, for the bytes that the
+//! thread has read in the remembered window, the difference between their cost from F and from D. A byte of a remote page costs more
 //!
 //! - by a share of the difference of the latencies, because the first line of a page comes at the latency of the memory, and
 //! - by the difference of the times in which one CPU reads a byte of a stream, for the lines that follow.

@@ -30,8 +30,8 @@ pub struct Report {
     pub topology: TopologyReport,
     /// The machine.
     pub machine: Machine,
-    /// How `write_bandwidth_bytes_per_s` was stored: `non-temporal stores` or `ordinary stores`. Ordinary stores also read what they
-    /// overwrite, which the figure does not count.
+    /// How `write_bandwidth_bytes_per_s` was stored: `non-temporal stores` or `ordinary stores`. With ordinary stores, the CPU also reads the
+    /// lines that it overwrites. The figure does not count these reads.
     pub write_stores: String,
     /// All CPUs of a node read.
     pub read_bandwidth_bytes_per_s: Matrix<u64>,

@@ -20,7 +20,7 @@ pub fn jericho<A: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = A>) -> 
     command
         .args(args)
         .env("RUST_LOG", "info")
-        // Tests do not depend on what was measured on this machine.
+        // Without a report, so mounts use the default costs of moves on every machine.
         .env("JERICHO_PROBE", "")
         .stdin(std::process::Stdio::null());
     command
