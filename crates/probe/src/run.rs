@@ -8,6 +8,7 @@ use std::sync::Arc;
 use jericho_storage::Device;
 use jericho_sys::limits::Memory;
 use jericho_sys::memory::STREAM_WRITES;
+use jericho_sys::process::{cpu_model, kernel_release};
 use jericho_topology::{Node, NodeId, Topology};
 
 use crate::buffer::{self, Buffer};
@@ -89,7 +90,7 @@ fn empty(topology: &Topology, options: &Options, plan: &Plan) -> Report {
         },
         machine: Machine {
             cpu_model: cpu_model(),
-            kernel: kernel(),
+            kernel: kernel_release(),
             last_level_cache_bytes: plan.last_level_cache_bytes,
         },
         write_stores: STREAM_WRITES.into(),
@@ -141,20 +142,6 @@ fn load_of(topology: &Topology, node: &Node) -> Vec<u32> {
     load.sort_unstable();
     load.dedup();
     load
-}
-
-fn cpu_model() -> String {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let named = text.lines().find_map(|line| {
-        let (key, model) = line.split_once(':')?;
-        (key.trim() == "model name").then(|| model.trim().to_owned())
-    });
-    named.unwrap_or_else(|| format!("unknown ({})", std::env::consts::ARCH))
-}
-
-fn kernel() -> String {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease");
-    release.map_or_else(|_| "unknown".into(), |text| text.trim().to_owned())
 }
 
 /// Returns what a reader should know before the figures.

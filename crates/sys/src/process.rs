@@ -281,6 +281,22 @@ pub fn host_name() -> String {
     name.nodename().to_string_lossy().into_owned()
 }
 
+/// Returns the version of the kernel: uname(2).
+pub fn kernel_release() -> String {
+    let name = rustix::system::uname();
+    name.release().to_string_lossy().into_owned()
+}
+
+/// Returns the model of the CPU, from /proc/cpuinfo. Some architectures give none there; then returns `unknown` with the architecture.
+pub fn cpu_model() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let named = text.lines().find_map(|line| {
+        let (key, model) = line.split_once(':')?;
+        (key.trim() == "model name").then(|| model.trim().to_owned())
+    });
+    named.unwrap_or_else(|| format!("unknown ({})", std::env::consts::ARCH))
+}
+
 /// Returns the group that started this process.
 pub fn gid() -> u32 {
     rustix::process::getgid().as_raw()

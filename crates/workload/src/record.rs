@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use jericho_sys::process::{cpu_model, kernel_release};
 use jericho_topology::Topology;
 use serde::{Deserialize, Serialize};
 
@@ -125,20 +126,12 @@ pub struct MachineRecord {
 impl MachineRecord {
     /// Describes this machine.
     pub fn of(topology: &Topology, tsc_hz: Option<f64>) -> MachineRecord {
-        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let model = cpuinfo
-            .lines()
-            .find_map(|line| line.strip_prefix("model name"));
-        let model = model
-            .and_then(|rest| rest.split_once(": "))
-            .map(|(_, model)| model.trim());
-        let kernel = rustix::system::uname();
         MachineRecord {
-            cpu_model: model.unwrap_or("unknown").to_owned(),
+            cpu_model: cpu_model(),
             cpus: topology.nodes.iter().map(|node| node.cpus.len()).sum(),
             nodes: topology.nodes.len(),
             topology: topology.source.clone(),
-            kernel: kernel.release().to_string_lossy().into_owned(),
+            kernel: kernel_release(),
             tsc_hz,
             jericho: env!("CARGO_PKG_VERSION").to_owned(),
         }
