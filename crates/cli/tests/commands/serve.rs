@@ -255,6 +255,16 @@ fn the_slice_of_a_host_that_was_away_for_long_comes_back_without_a_mount() {
     );
 }
 
+/// Does the same over the FUSE ring, if the kernel offers it.
+fn with_remote_slice_over_the_ring(script: &str) {
+    let offered = std::fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    if !offered.is_ok_and(|switch| switch.trim() == "Y") {
+        eprintln!("SKIPPED: the kernel does not offer the FUSE ring");
+        return;
+    }
+    with_remote_slice(script, "ring");
+}
+
 #[test]
 fn signals_end_calls_that_wait_for_a_silent_host_and_these_change_nothing() {
     with_remote_slice("silent_host", "device");
@@ -262,12 +272,7 @@ fn signals_end_calls_that_wait_for_a_silent_host_and_these_change_nothing() {
 
 #[test]
 fn signals_end_calls_that_wait_for_a_silent_host_over_the_ring() {
-    let offered = std::fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
-    if !offered.is_ok_and(|switch| switch.trim() == "Y") {
-        eprintln!("SKIPPED: the kernel does not offer the FUSE ring");
-        return;
-    }
-    with_remote_slice("silent_host", "ring");
+    with_remote_slice_over_the_ring("silent_host");
 }
 
 #[test]
@@ -277,12 +282,7 @@ fn signals_end_calls_when_more_wait_for_a_silent_host_than_there_are_threads() {
 
 #[test]
 fn signals_end_programs_when_very_many_calls_wait_for_a_silent_host_over_the_ring() {
-    let offered = std::fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
-    if !offered.is_ok_and(|switch| switch.trim() == "Y") {
-        eprintln!("SKIPPED: the kernel does not offer the FUSE ring");
-        return;
-    }
-    with_remote_slice("many_wait", "ring");
+    with_remote_slice_over_the_ring("many_wait");
 }
 
 #[test]
