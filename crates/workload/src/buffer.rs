@@ -1,9 +1,15 @@
 //! Buffers of a run, on nodes, as the kernel confirms.
 
+use std::io;
+use std::sync::Arc;
+
+use jericho_storage::BLOCK_BYTES;
+use jericho_sys::memory::Mapping;
 use jericho_sys::node_memory::NodeBuffer;
 use jericho_topology::{NodeId, Topology};
 
 use crate::error::{Context, Error, Result};
+use crate::seats::Seat;
 
 /// Allocates a buffer on a node (`None`: where the kernel puts it) and asks the kernel where its pages are. Fails if one is elsewhere.
 pub fn on(topology: &Topology, node: Option<NodeId>, bytes: usize) -> Result<NodeBuffer> {
@@ -13,17 +19,74 @@ pub fn on(topology: &Topology, node: Option<NodeId>, bytes: usize) -> Result<Nod
         None => format!("allocate {bytes} bytes"),
     };
     let buffer = NodeBuffer::new(bytes, kernel_node).doing(what())?;
-    if let Some(expected) = kernel_node {
-        let found = match buffer.nodes() {
-            Ok(nodes) => nodes,
-            // A container may forbid the question (EPERM, ENOSYS). The policy holds all the same.
-            Err(_) => return Ok(buffer),
-        };
-        if let Some(other) = found.into_iter().flatten().find(|node| *node != expected) {
-            return Err(Error::new(format!(
-                "a page that is bound to node {expected} is on node {other}, as move_pages(2) says; the run would measure another placement"
-            )));
-        }
-    }
+    check(buffer.nodes(), kernel_node, "a buffer")?;
     Ok(buffer)
+}
+
+/// Allocates memory on the seat's node for asynchronous transfers, with the same check.
+pub fn for_transfers(topology: &Topology, seat: &Seat, bytes: usize) -> Result<Arc<Mapping>> {
+    seat.check_room(topology, bytes as u64)?;
+    let memory = Mapping::create("jericho-bench", bytes, false).doing("create buffers")?;
+    let node = seat.kernel_node(topology);
+    if let Some(node) = node {
+        memory
+            .bind(0..bytes, node)
+            .doing(format_args!("bind buffers to node {node}"))?;
+    }
+    memory.populate(0..bytes).doing("allocate buffers")?;
+    let offsets: Vec<usize> = (0..bytes).step_by(BLOCK_BYTES as usize).collect();
+    check(memory.nodes_of(&offsets), node, "a buffer")?;
+    Ok(Arc::new(memory))
+}
+
+/// Compares the nodes of pages, as move_pages(2) has told them, with the node that they were bound to, if they were. Fails if a page is elsewhere: the run
+/// would measure another placement. A container may forbid the question; then the policy holds all the same.
+pub(crate) fn check(
+    found: io::Result<Vec<Option<u32>>>,
+    expected: Option<u32>,
+    what: &str,
+) -> Result<()> {
+    let (Ok(found), Some(expected)) = (found, expected) else {
+        return Ok(());
+    };
+    match found.into_iter().flatten().find(|node| *node != expected) {
+        None => Ok(()),
+        Some(other) => Err(Error::new(format!(
+            "{what} has a page on node {other} instead of {expected}, as move_pages(2) says; the run would measure another placement"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_on_another_node_than_it_was_bound_to_is_refused() {
+        let nodes = || Ok(vec![Some(0), None, Some(1)]);
+        let refused = check(nodes(), Some(0), "a buffer").unwrap_err().to_string();
+        assert!(refused.contains("on node 1 instead of 0"), "{refused}");
+        check(Ok(vec![Some(0), None]), Some(0), "a buffer").unwrap();
+        check(nodes(), None, "a buffer").unwrap();
+        check(
+            Err(io::ErrorKind::PermissionDenied.into()),
+            Some(0),
+            "a buffer",
+        )
+        .unwrap();
+    }
+
+    #[test]
+    fn both_kinds_of_buffers_are_on_the_node_that_was_asked_for() {
+        let topology = Topology::from_spec("virtual:2").unwrap();
+        let seat = Seat {
+            frame: Some(NodeId(1)),
+            ..Seat::default()
+        };
+        let node = seat.kernel_node(&topology);
+        let buffer = on(&topology, seat.frame, 8192).unwrap();
+        check(buffer.nodes(), node, "a buffer").unwrap();
+        let memory = for_transfers(&topology, &seat, 8192).unwrap();
+        assert_eq!(memory.bound_node(4096).unwrap(), node);
+    }
 }

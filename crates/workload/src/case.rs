@@ -56,6 +56,11 @@ pub struct Case<'a> {
 }
 
 impl<'a> Case<'a> {
+    /// Returns whether the files are on a Jericho mount.
+    pub(crate) fn is_jericho(&self) -> bool {
+        self.targets.iter().any(|target| target.is_jericho)
+    }
+
     /// Returns the directories of the instances. Fails if the targets are devices.
     pub(crate) fn scratch(&self) -> Result<&'a Scratch> {
         self.scratch.ok_or_else(|| {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use jericho_storage::{AlignedBuffer, Device, OpenOptions, open_device};
+use jericho_storage::{Device, OpenOptions, open_device};
 
 use crate::case::Case;
 use crate::error::{Error, Result};
@@ -26,14 +26,30 @@ pub(crate) fn open_direct(case: &Case, index: usize, bytes: u64) -> Result<Arc<d
     let path = scratch.dir(index).join(format!("data.{index}"));
     let device = open_device(&path, options).map_err(|error| Error::new(error.to_string()))?;
     // Space that was never written is read without the device.
-    let mut chunk = AlignedBuffer::new(1 << 20);
-    random::fill(case.seed ^ index as u64, chunk.as_mut_slice());
-    let mut at = 0;
-    while at < bytes {
-        let part = (bytes - at).min(1 << 20) as usize;
-        device.write_at(at, &chunk.as_slice()[..part])?;
-        at += part as u64;
-    }
+    random::pieces(case.seed ^ index as u64, bytes, |at, piece| {
+        Ok(device.write_at(at, piece)?)
+    })?;
     device.flush()?;
     Ok(device)
+}
+
+/// Returns the number of whole requests that a device has room for. Fails if there is none.
+pub(crate) fn requests_of(device: &dyn Device, request_bytes: usize) -> Result<u64> {
+    match device.size_bytes() / request_bytes as u64 {
+        0 => Err(Error::new(format!(
+            "{}: is smaller than one request of {request_bytes} bytes",
+            device.name()
+        ))),
+        requests => Ok(requests),
+    }
+}
+
+/// Returns the number of the request with which a thread begins. Threads that share a device begin at different places, as on devices of their own.
+pub(crate) fn first_request(case: &Case, index: usize, requests: u64) -> u64 {
+    if case.scratch.is_some() {
+        return 0;
+    }
+    let sharing = case.seats.len().div_ceil(case.targets.len()) as u64;
+    let part = (index / case.targets.len()) as u64;
+    requests / sharing.max(1) * part % requests
 }

@@ -8,8 +8,9 @@ use std::path::Path;
 use jericho_sys::node_memory::nodes_of_file;
 use jericho_topology::{NodeId, Topology};
 
+use crate::buffer;
 use crate::case::Case;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::seats::Seat;
 
 /// Number of pages of a file that the kernel is asked about.
@@ -31,7 +32,7 @@ impl Frames {
     /// Asks the kernel where some pages of a file are that it has cached. Fails if they are not on the node of the seat.
     pub(crate) fn of(case: &Case, seat: &Seat, file: &File, path: &Path) -> Result<Frames> {
         // A program cannot see the frames of a Jericho mount. They are in the memory of the slice's home node, which the daemon checks.
-        if case.targets.iter().any(|target| target.is_jericho) {
+        if case.is_jericho() {
             return Ok(seat.device.map_or(Frames::Unknown, Frames::On));
         }
         let bytes = file.metadata().at(path, "ask for its length")?.len();
@@ -44,16 +45,13 @@ impl Frames {
         let Ok(nodes) = nodes_of_file(file.as_fd(), bytes as usize, &offsets) else {
             return Ok(Frames::Unknown);
         };
-        let nodes: Vec<u32> = nodes.into_iter().flatten().collect();
-        if let (Some(expected), Some(node)) = (seat.kernel_node(case.topology), seat.frame) {
-            return match nodes.iter().find(|found| **found != expected) {
-                None => Ok(Frames::On(node)),
-                Some(other) => Err(Error::new(format!(
-                    "{}: a cached page that was to be on node {expected} is on node {other}, as move_pages(2) says; was the file cached before?",
-                    path.display()
-                ))),
-            };
+        let expected = seat.kernel_node(case.topology);
+        if let (Some(_), Some(node)) = (expected, seat.frame) {
+            let name = path.display().to_string();
+            buffer::check(Ok(nodes), expected, &name)?;
+            return Ok(Frames::On(node));
         }
+        let nodes: Vec<u32> = nodes.into_iter().flatten().collect();
         let mut shares = BTreeMap::new();
         let each = 1.0 / nodes.len().max(1) as f64;
         nodes

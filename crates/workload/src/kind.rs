@@ -153,19 +153,6 @@ impl Kind {
             Kind::Dd => const { &[Variant::new("read-512k", 512 * KIB, false, false)] },
         }
     }
-
-    /// Returns the bytes of files that a run with the papers' sizes makes.
-    pub fn paper_bytes(self, threads: u64) -> u64 {
-        const GIB: u64 = 1 << 30;
-        match self {
-            Kind::Zmio | Kind::Dd => threads * GIB,
-            Kind::Fsmark => threads * 128 * (50 << 10),
-            Kind::Checkpoint => threads * 2 * GIB,
-            Kind::Stream => threads * 4 * GIB,
-            Kind::Search => 100 * GIB + threads * 4 * (128 << 20),
-            Kind::Scan => 64 * 2 * GIB,
-        }
-    }
 }
 
 /// One form of a workload.

@@ -335,7 +335,7 @@ fn scale(targets: &[Target], options: &Options) -> Result<Scale> {
         .usable_bytes();
     let needs = |kind: &Kind| {
         let asked = options.threads.as_deref().unwrap_or(kind.paper_threads());
-        kind.paper_bytes(asked.iter().copied().max().unwrap_or(1) as u64)
+        work::paper_bytes(*kind, asked.iter().copied().max().unwrap_or(1))
     };
     let data_bytes = match options.as_paper {
         true => options.kinds.iter().map(needs).max().unwrap_or(0),

@@ -1,5 +1,9 @@
 //! Numbers and bytes from a seed: the same in each run.
 
+use jericho_storage::AlignedBuffer;
+
+use crate::error::Result;
+
 /// A generator of 64-bit numbers: SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
@@ -32,6 +36,22 @@ pub fn fill(seed: u64, buffer: &mut [u8]) {
         let bytes = random.next().to_le_bytes();
         chunk.copy_from_slice(&bytes[..chunk.len()]);
     }
+}
+
+/// Calls `write` with all of `bytes` bytes of a file, a piece of at most 1 MiB at a time, and the offset of the piece. Pieces begin at a page.
+pub fn pieces(
+    seed: u64,
+    bytes: u64,
+    mut write: impl FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<()> {
+    const PIECE_BYTES: u64 = 1 << 20;
+    let mut piece = AlignedBuffer::new(PIECE_BYTES as usize);
+    fill(seed, piece.as_mut_slice());
+    for at in (0..bytes).step_by(PIECE_BYTES as usize) {
+        let length = (bytes - at).min(PIECE_BYTES) as usize;
+        write(at, &piece.as_slice()[..length])?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

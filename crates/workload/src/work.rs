@@ -31,3 +31,25 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
     }
     Ok(threads)
 }
+
+/// Returns the bytes of the files that a run with the papers' sizes makes.
+pub fn paper_bytes(kind: Kind, threads: usize) -> u64 {
+    let count = threads as u64;
+    match kind {
+        Kind::Zmio => count * zmio::FILE_BYTES,
+        Kind::Dd => count * dd::FILE_BYTES,
+        Kind::Fsmark => {
+            let variants = kind.variants().iter();
+            let largest = variants.map(|variant| variant.request_bytes as u64).max();
+            count * fsmark::FILES * largest.unwrap_or(0)
+        }
+        Kind::Checkpoint => count * checkpoint::PART_BYTES,
+        // Each of a pair of threads has a file.
+        Kind::Stream => count * stream::FILE_BYTES,
+        Kind::Search => {
+            let tables = count * search::TABLES as u64 * search::TABLE_BYTES as u64;
+            search::CORPUS_BYTES + tables
+        }
+        Kind::Scan => scan::FILES.max(threads) as u64 * scan::FILE_BYTES,
+    }
+}

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
 use super::support::{Volume, fail, jericho, succeed};
@@ -160,6 +161,21 @@ fn a_device_is_read_and_never_written_without_force() {
     assert!(std::fs::read(&device).unwrap() == bytes);
     assert_eq!(bench("zmio", &device, &["--force"]).len(), 3);
     assert!(std::fs::read(&device).unwrap() != bytes);
+}
+
+#[test]
+fn a_run_that_a_signal_interrupts_removes_its_directories() {
+    let dir = directory();
+    let mut command = jericho(["bench", "scan", "--seconds", "1000", "--threads", "1"]);
+    let mut run = command.arg(dir.path()).spawn().unwrap();
+    while is_empty(dir.path()) {
+        assert!(run.try_wait().unwrap().is_none(), "the run has ended");
+        std::thread::yield_now();
+    }
+    let pid = Pid::from_child(&run);
+    rustix::process::kill_process(pid, Signal::INT).unwrap();
+    assert_eq!(run.wait().unwrap().code(), Some(1));
+    assert!(is_empty(dir.path()));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::meter::Meter;
 use crate::run::{Progress, Thread, Worker};
 
 /// *Implications*, IV.C.3: each of 32 processes has 2 GB of state.
-const PART_BYTES: u64 = 2 << 30;
+pub const PART_BYTES: u64 = 2 << 30;
 
 pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
     let scratch = case.scratch()?;

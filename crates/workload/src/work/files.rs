@@ -16,9 +16,6 @@ use crate::meter::{Done, Meter};
 use crate::random;
 use crate::seats::Seat;
 
-/// Bytes that are written at a time when a file is made.
-const FILL_BYTES: usize = 1 << 20;
-
 /// An open file, a buffer of the thread, and where both are.
 pub struct Cached {
     pub path: PathBuf,
@@ -66,16 +63,10 @@ impl Cached {
 
     /// Writes a part of the file from the calling thread, and counts nothing.
     pub fn fill(&self, begin: u64, bytes: u64, seed: u64) -> Result<()> {
-        let mut chunk = vec![0; FILL_BYTES];
-        random::fill(seed, &mut chunk);
-        let mut at = 0;
-        while at < bytes {
-            let part = (bytes - at).min(FILL_BYTES as u64);
-            let written = self.file.write_all_at(&chunk[..part as usize], begin + at);
-            written.at(&self.path, "write it")?;
-            at += part;
-        }
-        Ok(())
+        random::pieces(seed, bytes, |at, piece| {
+            let written = self.file.write_all_at(piece, begin + at);
+            written.at(&self.path, "write it")
+        })
     }
 
     /// Reads `bytes` bytes at an offset into the thread's buffer, and counts that.

@@ -19,7 +19,7 @@ use crate::run::{Progress, Thread, Worker};
 use crate::seats::Seat;
 
 /// *Implications*, IV.C.2.
-const FILES: u64 = 128;
+pub const FILES: u64 = 128;
 
 pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
     let scratch = case.scratch()?;
@@ -28,8 +28,7 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
     for dir in dirs.iter() {
         fs::create_dir(dir).at(dir, "make it")?;
     }
-    let is_jericho = case.targets.iter().any(|target| target.is_jericho);
-    let seats: Option<Arc<[Seat]>> = is_jericho.then(|| case.seats.into());
+    let seats: Option<Arc<[Seat]>> = case.is_jericho().then(|| case.seats.into());
     Ok(case.each(move |index, seat| {
         let mut bytes = buffer::on(case.topology, seat.thread, case.variant.request_bytes)?;
         random::fill(case.seed, &mut bytes);

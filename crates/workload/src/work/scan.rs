@@ -11,8 +11,8 @@ use crate::random::Random;
 use crate::run::{Progress, Thread, Worker};
 
 /// *Jericho*, III.B: 64 files of 2 GB.
-const FILES: usize = 64;
-const FILE_BYTES: u64 = 2 << 30;
+pub const FILES: usize = 64;
+pub const FILE_BYTES: u64 = 2 << 30;
 
 pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
     let scratch = case.scratch()?;

@@ -22,10 +22,12 @@ use crate::run::{Progress, Thread, Worker};
 use crate::seats::Seat;
 
 /// *Implications*, IV.C.5: 100 directories of 100 files of 10 MB, and tables of 128 MB.
-const CORPUS_BYTES: u64 = 100 << 30;
+pub const CORPUS_BYTES: u64 = 100 << 30;
 const FILES_PER_DIR: usize = 100;
 const FILE_BYTES: u64 = 10 << 20;
-const TABLE_BYTES: usize = 128 << 20;
+pub const TABLE_BYTES: usize = 128 << 20;
+/// Tables of a thread that are kept on the device; the next one takes the place of the oldest.
+pub const TABLES: usize = 4;
 /// Number of different words of the corpus.
 const WORDS: u64 = 50_000;
 /// Memory of an entry of a table besides its word, about.
@@ -133,7 +135,7 @@ impl Search {
     fn write_table(&mut self) -> Result<u64> {
         let path = self
             .dir
-            .join(format!("index.{}.{}", self.index, self.tables % 4));
+            .join(format!("index.{}.{}", self.index, self.tables % TABLES));
         let mut out = BufWriter::new(File::create(&path).at(&path, "create it")?);
         let mut bytes = 0;
         for (word, files) in self.table.drain() {

@@ -23,7 +23,7 @@ use crate::seats::Seat;
 
 /// *Implications*, IV.C.4.
 const DESCRIPTORS: usize = 128 << 10;
-const FILE_BYTES: u64 = 4 << 30;
+pub const FILE_BYTES: u64 = 4 << 30;
 /// Records in memory, unless the paper's list is wanted, whose records take 8 GiB.
 const RECORDS: usize = 1024;
 /// Longest wait for a record. Then the thread looks whether the run has ended.

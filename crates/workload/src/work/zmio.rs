@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use jericho_storage::{BLOCK_BYTES, Completion, Direction, Queue, Transfer, open_queue};
+use jericho_storage::{Completion, Direction, Queue, Transfer, open_queue};
 use jericho_sys::memory::{Mapping, Segment};
 use jericho_topology::{NodeId, Topology};
 
+use crate::buffer;
 use crate::case::Case;
-use crate::direct::open_direct;
-use crate::error::{Context, Error, Result};
+use crate::direct::{first_request, open_direct, requests_of};
+use crate::error::{Error, Result};
 use crate::frames::buffer_share;
 use crate::meter::{Done, Meter};
 use crate::placement::Use;
@@ -19,7 +20,7 @@ use crate::seats::Seat;
 /// Places of the status queue.
 pub const DEPTH: usize = 32;
 /// The paper reads from devices. A file for each instance takes their place in a directory.
-const FILE_BYTES: u64 = 1 << 30;
+pub const FILE_BYTES: u64 = 1 << 30;
 /// Bytes that are added up at a time. They stay in the first cache of the CPU.
 const CHUNK_BYTES: usize = 4096;
 
@@ -54,19 +55,10 @@ impl Zmio {
     fn open(case: &Case, index: usize, seat: &Seat, bytes: u64) -> Result<Zmio> {
         let device = open_direct(case, index, bytes)?;
         let request_bytes = case.variant.request_bytes;
-        let memory = buffers(case, seat, DEPTH * request_bytes)?;
-        let requests = device.size_bytes() / request_bytes as u64;
-        if requests == 0 {
-            return Err(Error::new(format!(
-                "{}: is smaller than one request of {request_bytes} bytes",
-                device.name()
-            )));
-        }
+        let memory = buffer::for_transfers(case.topology, seat, DEPTH * request_bytes)?;
+        let requests = requests_of(&*device, request_bytes)?;
         let queue = open_queue(&[device][..], &[], DEPTH as u32);
         let queue = queue.map_err(|error| Error::new(error.to_string()))?;
-        // Instances that share a device begin at different places, as on devices of their own.
-        let sharing = case.seats.len().div_ceil(case.targets.len().max(1)) as u64;
-        let first = (index / case.targets.len().max(1)) as u64 * (requests / sharing.max(1));
         Ok(Zmio {
             topology: case.topology.clone(),
             seat: seat.clone(),
@@ -74,7 +66,7 @@ impl Zmio {
             memory,
             request_bytes,
             requests,
-            next: first % requests,
+            next: first_request(case, index, requests),
             began: vec![Instant::now(); DEPTH],
             free: (0..DEPTH).collect(),
             ended: Vec::with_capacity(DEPTH),
@@ -117,28 +109,6 @@ fn add_up(memory: &Mapping, offset: usize, bytes: usize) -> u64 {
             piece.iter().map(|byte| u64::from(*byte)).sum::<u64>()
         })
         .sum()
-}
-
-/// Allocates memory on the seat's node for transfers. Fails if the kernel says that a page is elsewhere.
-fn buffers(case: &Case, seat: &Seat, bytes: usize) -> Result<Arc<Mapping>> {
-    seat.check_room(case.topology, bytes as u64)?;
-    let memory = Mapping::create("jericho-bench", bytes, false).doing("create buffers")?;
-    let node = seat.kernel_node(case.topology);
-    if let Some(node) = node {
-        memory
-            .bind(0..bytes, node)
-            .doing(format_args!("bind buffers to node {node}"))?;
-    }
-    memory.populate(0..bytes).doing("allocate buffers")?;
-    let offsets: Vec<usize> = (0..bytes).step_by(BLOCK_BYTES as usize).collect();
-    if let (Some(expected), Ok(found)) = (node, memory.nodes_of(&offsets))
-        && let Some(other) = found.into_iter().flatten().find(|node| *node != expected)
-    {
-        return Err(Error::new(format!(
-            "a buffer that is bound to node {expected} is on node {other}, as move_pages(2) says"
-        )));
-    }
-    Ok(Arc::new(memory))
 }
 
 impl Worker for Zmio {
