@@ -63,7 +63,14 @@ fn every_workload_of_the_papers_runs_and_leaves_nothing_behind() {
         "zmio",
     ];
     assert!(names.iter().copied().eq(expected), "{names:?}");
+    let page = include_str!("../../../../docs/formats/results.md");
     for record in &records {
+        for field in record.as_object().unwrap().keys() {
+            assert!(
+                page.contains(&format!("`{field}`")),
+                "the page lacks {field}"
+            );
+        }
         assert!(record["iops"].as_f64().unwrap() > 0.0, "{record}");
         assert!(
             record["throughput_bytes_per_s"].as_f64().unwrap() > 0.0,
