@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use jericho_storage::is_remote;
 use jericho_topology::{NodeId, Topology};
 use jericho_workload::kind::Kind;
 use jericho_workload::placement::Placement;
@@ -19,7 +20,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::args::BenchArgs;
 use crate::failure::{Context, Failure, Outcome, print};
-use crate::{control, predict};
+use crate::{control, predict, served};
 
 /// Longest measurement that a user may ask for: a week.
 const SECONDS_MAX: f64 = 7.0 * 24.0 * 3600.0;
@@ -42,6 +43,13 @@ fn measure(args: &BenchArgs) -> Outcome {
     let targets = args.targets.iter();
     let targets = targets.map(|path| Target::of(path, &topology, &home_of));
     let targets = targets.collect::<Result<Vec<_>, _>>().map_err(failure)?;
+    // Another process may use the device, for example a mount. Held until the end.
+    let written = targets
+        .iter()
+        .filter(|target| args.force && !target.is_directory && !is_remote(&target.path));
+    let _claims = written
+        .map(|target| served::claim(&target.path, false, "write to"))
+        .collect::<Result<Vec<_>, _>>()?;
     let plan = Plan::new(&topology, targets, &home_of, options).map_err(failure)?;
     let mut out = args.out.as_deref().map(open_out).transpose()?;
     // A second signal ends the program at once.

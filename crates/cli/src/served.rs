@@ -15,7 +15,7 @@ use crate::{loops, mounts, remote};
 pub fn open(path: &Path, read_only: bool) -> Result<(Arc<dyn Device>, Option<Claim>), Failure> {
     let claim = match remote::named(path)? {
         Some(_) => None,
-        None => Some(claim(path, read_only)?),
+        None => Some(claim(path, read_only, "serve")?),
     };
     let options = OpenOptions {
         read_only,
@@ -26,15 +26,15 @@ pub fn open(path: &Path, read_only: bool) -> Result<(Arc<dyn Device>, Option<Cla
     Ok((device, claim))
 }
 
-/// Claims the device against all other processes.
-fn claim(path: &Path, read_only: bool) -> Result<Claim, Failure> {
+/// Claims the device against all other processes. `verb`: what the command does with it, for the message.
+pub fn claim(path: &Path, read_only: bool, verb: &str) -> Result<Claim, Failure> {
     let access = match read_only {
         true => Access::Shared,
         false => Access::Exclusive,
     };
     let claim = Claim::take(path, access, false).map_err(|error| match error {
         ClaimError::Held { .. } => Failure::new(format!("{error}; {}", remedy(path, read_only))),
-        error => Failure::new(format!("cannot serve {}: {error}", path.display())),
+        error => Failure::new(format!("cannot {verb} {}: {error}", path.display())),
     })?;
     match loops::over_file(path).filter(|_| !read_only) {
         None => Ok(claim),

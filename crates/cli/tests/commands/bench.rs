@@ -171,6 +171,17 @@ fn a_device_is_read_and_never_written_without_force() {
 }
 
 #[test]
+fn a_device_in_use_is_not_written_even_with_force() {
+    let volume = Volume::formatted();
+    volume.mount();
+    let mut command = jericho(["bench", "zmio", "--force"]);
+    let refused = fail(command.arg(volume.file()).args(SHORT), 1);
+    assert!(refused.contains("unmount the volume first"), "{refused}");
+    volume.umount();
+    succeed(jericho(["check"]).arg(volume.file()));
+}
+
+#[test]
 fn a_run_that_a_signal_interrupts_removes_its_directories() {
     let dir = directory();
     let mut command = jericho(["bench", "scan", "--seconds", "1000", "--threads", "1"]);
