@@ -155,6 +155,14 @@ impl<C> Channel<C> {
         }
     }
 
+    /// Returns whether frames of this side have waited in a queue on their way since the last call.
+    pub fn has_standing_queue(&mut self, now: Time) -> bool {
+        let mut sent = self.sent.iter();
+        let oldest = sent.find(|frame| frame.fate == Fate::Flying);
+        let age = oldest.map(|frame| now.saturating_sub(frame.time));
+        self.round_trip.has_standing_queue(age)
+    }
+
     /// Returns the state.
     pub fn state(&self) -> State {
         self.state

@@ -30,7 +30,7 @@ pub enum Scheduler {
     RoundRobin,
     /// By affinity, or in turn while the nodes' load differs by more than 60 %. Looks every 5 seconds.
     Dynamic,
-    /// By affinity, or in turn while a node has more to send than its channels take and another one's channels are idle. Looks ten
+    /// By affinity, or in turn while a node has more to send than its channels carry and another one's channels are idle. Looks ten
     /// times a second.
     Backlog,
 }
@@ -102,12 +102,12 @@ impl Schedule {
         now.saturating_sub(self.looked) >= interval
     }
 
-    /// Looks at the load. `channels` and `waiting_bytes` are of each lane: channels that work, and bytes that wait to be sent.
-    pub fn look(&mut self, now: Time, channels: &[u64], waiting_bytes: &[u64]) {
+    /// Looks at the load. `channels` and `waits` are of each lane: channels that work, and whether it has more to send than they carry.
+    pub fn look(&mut self, now: Time, channels: &[u64], waits: &[bool]) {
         self.looked = now;
         self.since += 1;
         let wants_open = match self.is_open {
-            false => self.affinity_wastes(channels, waiting_bytes),
+            false => self.affinity_wastes(channels, waits),
             true => self.since < self.hold || !self.affinity_suffices(channels),
         };
         let needed = match self.scheduler {
@@ -135,14 +135,14 @@ impl Schedule {
     }
 
     /// Returns whether channels of one node idle while those of another one do not suffice, as far as the scheduler sees it.
-    fn affinity_wastes(&self, channels: &[u64], waiting_bytes: &[u64]) -> bool {
+    fn affinity_wastes(&self, channels: &[u64], waits: &[bool]) -> bool {
         let load = self.load(channels);
         match self.scheduler {
             Scheduler::Backlog => {
                 let used = || (0..self.lanes).filter(|lane| channels[*lane] > 0);
-                let waits = used().any(|lane| waiting_bytes[lane] > 0);
-                let is_idle = used().any(|lane| waiting_bytes[lane] == 0);
-                waits && is_idle && differs(&load, 0)
+                let is_short = used().any(|lane| waits[lane]);
+                let is_idle = used().any(|lane| !waits[lane]);
+                is_short && is_idle && differs(&load, 0)
             }
             _ => differs(&load, DIFFERENCE),
         }
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     /// Returns whether the lanes are open after each look, for the bytes asked for in two lanes of 3 channels and 1.
-    fn opens(scheduler: Scheduler, intervals: &[(u64, u64, u64)]) -> Vec<bool> {
+    fn opens(scheduler: Scheduler, intervals: &[(u64, u64, bool)]) -> Vec<bool> {
         let mut schedule = Schedule::new(scheduler, 2, Time::ZERO);
         let mut now = Time::ZERO;
         let step = match scheduler {
@@ -202,8 +202,8 @@ mod tests {
             schedule.ask(Some(1), second);
             now += step;
             let waits = match first / 3 > second {
-                true => [waiting, 0],
-                false => [0, waiting],
+                true => [waiting, false],
+                false => [false, waiting],
             };
             if schedule.is_due(now) {
                 schedule.look(now, &[3, 1], &waits);
@@ -217,12 +217,12 @@ mod tests {
     #[test]
     fn the_dynamic_scheduler_uses_all_channels_while_one_node_has_most_of_the_load() {
         let intervals = [
-            (300, 100, 0),
-            (300, 0, 0),
-            (300, 300, 0),
-            (0, 300, 0),
-            (300, 39, 0),
-            (300, 41, 0),
+            (300, 100, false),
+            (300, 0, false),
+            (300, 300, false),
+            (0, 300, false),
+            (300, 39, false),
+            (300, 41, false),
         ];
         let expected = [false, true, false, true, true, false];
         assert_eq!(opens(Scheduler::Dynamic, &intervals), expected);
@@ -230,15 +230,18 @@ mod tests {
         assert_eq!(opens(Scheduler::RoundRobin, &intervals), [true; 6]);
     }
 
+    /// Load that the channels carry.
+    const EVEN: (u64, u64, bool) = (300, 100, false);
+
     /// Half of the load's difference is below the paper's threshold, but one node's channels idle and the other's do not suffice.
     #[test]
     fn the_scheduler_with_backlog_uses_idle_channels_and_comes_back() {
-        let uneven = (300, 50, 10);
-        let intervals = [uneven, uneven, uneven, uneven, (300, 100, 0), (300, 100, 0)];
+        let uneven = (300, 50, true);
+        let intervals = [uneven, uneven, uneven, uneven, EVEN, EVEN];
         let expected = [false, true, true, true, true, false];
         assert_eq!(opens(Scheduler::Backlog, &intervals), expected);
         // One look alone changes nothing, nor does load that the channels carry.
-        let intervals = [uneven, (300, 100, 0), uneven, (300, 10, 0), (300, 10, 0)];
+        let intervals = [uneven, EVEN, uneven, (300, 10, false), (300, 10, false)];
         assert_eq!(opens(Scheduler::Backlog, &intervals), [false; 5]);
     }
 
@@ -265,7 +268,7 @@ mod tests {
                 schedule.ask(Some(lane as u16), asked);
             }
             *now += DYNAMIC_INTERVAL;
-            let waiting = threads.map(|(large, _)| large);
+            let waiting = threads.map(|(large, _)| large > 0);
             assert!(schedule.is_due(*now));
             schedule.look(*now, &CHANNELS, &waiting);
         }
@@ -316,7 +319,7 @@ mod tests {
                 schedule.ask(Some(0), 1100);
                 schedule.ask(Some(1), second);
                 now += DYNAMIC_INTERVAL;
-                schedule.look(now, &CHANNELS, &[0, 1]);
+                schedule.look(now, &CHANNELS, &[false, true]);
             }
             schedule.changes() - before
         };

@@ -117,15 +117,28 @@ impl Initiator {
             return;
         }
         let lanes = 0..channels.len() as u16;
-        let waiting: Vec<u64> = lanes
-            .map(|lane| self.requests.waiting_bytes(lane, holds))
+        let waits: Vec<bool> = lanes
+            .map(|lane| self.lane_waits(now, lane, holds))
             .collect();
         let changes = self.schedule.changes();
-        self.schedule.look(now, &channels, &waiting);
+        self.schedule.look(now, &channels, &waits);
         if self.schedule.changes() != changes {
             let channels = self.links.iter_mut();
             level(channels.filter_map(|state| state.channel.as_mut()));
         }
+    }
+
+    /// Returns whether a lane has more to send than its channels carry: content waits here, or frames wait in queues below the sockets of all these
+    /// channels. `holds`: records wait for others, and not for channels.
+    fn lane_waits(&mut self, now: Time, lane: u16, holds: bool) -> bool {
+        let own = self.links.iter_mut().filter(|state| state.lane == lane);
+        let channels = own.filter_map(|state| state.channel.as_mut());
+        let queues: Vec<bool> = channels
+            .filter(|attachment| attachment.is_up())
+            .map(|attachment| attachment.channel.has_standing_queue(now))
+            .collect();
+        let is_queued = !queues.is_empty() && queues.iter().all(|queues| *queues);
+        is_queued || self.requests.waiting_bytes(lane, holds) > 0
     }
 
     /// Sends one frame with content on a link. `holds`: records must still wait. Returns whether it did.

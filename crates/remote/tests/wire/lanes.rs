@@ -1,9 +1,11 @@
 //! Which channels carry which requests: section *Lanes* of `docs/formats/wire.md`.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use jericho_format::wire::{FLAG_FROM_TARGET, FrameHeader, HEADER_BYTES, Handshake, frame_kind};
 use jericho_remote::{Action, Scheduler};
+use jericho_sim::WireFaults;
 use zerocopy::FromBytes;
 
 use crate::world::{Settings, World};
@@ -12,8 +14,18 @@ const WRITE: Action = Action::Write { is_durable: false };
 
 /// Returns a world with a link for each node, and its host.
 fn world(nodes: &[u32], scheduler: Scheduler) -> (World, usize) {
+    world_of(nodes, scheduler, |_| ())
+}
+
+/// Does the same as `world`, with changes to each link.
+fn world_of(
+    nodes: &[u32],
+    scheduler: Scheduler,
+    change: impl Fn(&mut WireFaults),
+) -> (World, usize) {
     let mut settings = Settings::default();
     settings.links = vec![settings.links[0]; nodes.len()];
+    settings.links.iter_mut().for_each(change);
     settings.nodes = nodes.to_vec();
     settings.scheduler = scheduler;
     let mut world = World::new(1, settings);
@@ -101,6 +113,32 @@ fn the_round_robin_scheduler_uses_all_links() {
     let channels = world.hosts[host].initiator.channels();
     let remote: u64 = channels.iter().flatten().map(|one| one.remote_bytes).sum();
     assert!(remote > 0);
+}
+
+/// Runs writes of a block on node 0, with some always in progress, and returns whether the lanes are open afterwards. A frame occupies a link for 1 ms. The
+/// link's queue takes all frames, so none waits at the initiator.
+fn opens_with(in_progress: usize) -> bool {
+    let (mut world, host) = world_of(&[0, 1], Scheduler::Backlog, |faults| {
+        faults.frame_time = Duration::from_millis(1);
+        faults.queue_frames = 64;
+    });
+    world.submits_on = Some(0);
+    let mut tags = VecDeque::new();
+    for round in 0..400 {
+        tags.push_back(world.submit(host, WRITE, round % 64, 1));
+        if tags.len() >= in_progress
+            && let Some(tag) = tags.pop_front()
+        {
+            assert_eq!(world.result(host, tag), Ok(()));
+        }
+    }
+    world.hosts[host].initiator.schedule().0
+}
+
+#[test]
+fn the_scheduler_with_backlog_sees_queues_below_the_sockets() {
+    assert!(opens_with(12));
+    assert!(!opens_with(1));
 }
 
 #[test]

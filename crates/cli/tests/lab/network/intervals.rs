@@ -172,8 +172,8 @@ fn the_dynamic_scheduler_is_right_in_all_intervals() {
     assert_eq!(run(Scheduler::Dynamic, FEW, 20), [0; 0]);
 }
 
-/// Only the intervals in which node 1 has most of the load count. In the others the choice of this scheduler varies from run to run: queues of the kernel may take all that
-/// the threads ask for, so that nothing waits; and while the lanes are open, the load of the interfaces follows from the threads.
+/// Only the intervals in which node 1 has most of the load count. In the others the choice of this scheduler varies from run to run: while the lanes are open, the
+/// load of the interfaces follows from the threads.
 #[test]
 #[ignore = "for the guest of make lab"]
 fn the_scheduler_with_backlog_spreads_the_load_of_the_node_with_one_interface() {
