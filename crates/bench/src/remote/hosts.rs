@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use jericho_sys::process::{Process, Signal};
@@ -115,6 +116,21 @@ pub fn until(what: &str, mut ready: impl FnMut() -> Result<bool>) -> Result<()> 
 pub struct Host {
     keeper: Running,
     cpus: Option<String>,
+    /// Interfaces here whose other end is on the host.
+    joined: Mutex<Vec<String>>,
+}
+
+impl Drop for Host {
+    /// Removes the host's interfaces. The kernel does so, too, but at any time after the end of the namespace. Until then the next host cannot
+    /// have interfaces of these names.
+    fn drop(&mut self) {
+        // Poisoned only by a panic, which ends the run.
+        for here in self.joined.get_mut().into_iter().flatten() {
+            if let Err(error) = run_words(&format!("ip link del {here}")) {
+                eprintln!("{error}");
+            }
+        }
+    }
 }
 
 impl Host {
@@ -141,7 +157,11 @@ impl Host {
             "a network namespace",
             || Ok(fs::read_link(&theirs)? != ours),
         )?;
-        let host = Host { keeper, cpus };
+        let host = Host {
+            keeper,
+            cpus,
+            joined: Mutex::default(),
+        };
         host.run("ip link set lo up")?;
         Ok(host)
     }
@@ -176,6 +196,10 @@ impl Host {
     /// Joins an interface here with an interface of this host. Both are up, with an MTU of 9000.
     pub fn join(&self, here: &str, there: &str) -> Result<()> {
         run_words(&self.pair(here, there))?;
+        self.joined
+            .lock()
+            .map_err(|_| "another thread has panicked")?
+            .push(here.to_owned());
         run_words(&format!("ip link set {here} up"))?;
         self.run(&format!("ip link set {there} up"))
     }
