@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use jericho_sys::limits::{Memory, node_available_bytes};
 use jericho_sys::memory::Mapping;
@@ -22,6 +23,8 @@ pub(crate) struct Buffer {
     pub mapping: Arc<Mapping>,
     /// The chain of reads.
     pub chain: Range<usize>,
+    /// Where the chain goes on, so that a read finds no line that an earlier one has brought into a cache.
+    pub chain_at: AtomicUsize,
     /// The bytes that streams read and write.
     pub stream: Range<usize>,
     /// How many bytes are on huge pages.
@@ -41,21 +44,31 @@ impl Buffer {
             )
         })?;
         let (mapping, huge_bytes) = bound(node, chain + stream)?;
-        let buffer = Buffer {
-            mapping: Arc::new(mapping),
+        Ok(Buffer::from_parts(mapping, chain, huge_bytes))
+    }
+
+    /// Makes a buffer of memory that is there: first the chain, and streams in the rest.
+    pub(crate) fn from_parts(mapping: Mapping, chain: usize, huge_bytes: usize) -> Buffer {
+        make_chain(&mapping, 0..chain);
+        Buffer {
             chain: 0..chain,
-            stream: chain..chain + stream,
+            chain_at: AtomicUsize::new(0),
+            stream: chain..mapping.len(),
+            mapping: Arc::new(mapping),
             huge_bytes,
-        };
-        make_chain(&buffer.mapping, buffer.chain.clone());
-        Ok(buffer)
+        }
+    }
+
+    /// Returns how many bytes a stream reads before the caches of its CPU hold nothing that was read before. The chain has twice as many.
+    pub fn warm_bytes(&self) -> usize {
+        self.chain.len() / 2
     }
 }
 
 /// Returns how much memory a probe may use on a node.
 fn room_bytes(node: &Node, memory: &Memory) -> u64 {
     let of_node = node.kernel_node.and_then(node_available_bytes);
-    let of_group = memory.limit.as_ref().map(|limit| limit.bytes);
+    let of_group = memory.group_available_bytes;
     let least = [Some(memory.available_bytes), of_node, of_group];
     let least = least.into_iter().flatten().min();
     least.unwrap_or_default() / SHARE
@@ -191,10 +204,8 @@ mod tests {
         let memory = Memory {
             total_bytes: 1 << 30,
             available_bytes: 1 << 30,
-            limit: Some(jericho_sys::limits::GroupLimit {
-                bytes: 32 << 20,
-                file: "memory.max".into(),
-            }),
+            limit: None,
+            group_available_bytes: Some(32 << 20),
         };
         let reason = Buffer::new(&node(), &plan, &memory).err().unwrap();
         assert!(reason.contains("is 8 MiB"), "{reason}");

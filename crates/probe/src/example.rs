@@ -1,7 +1,9 @@
-//! A report for tests: two nodes that are 60 ns apart.
+//! For tests: a report about two nodes that are 60 ns apart, and a buffer.
 
+use jericho_sys::memory::Mapping;
 use jericho_topology::Topology;
 
+use crate::buffer::Buffer;
 use crate::digest::digest;
 use crate::report::{
     FORMAT, Latency, Machine, NodeReport, OneCpu, Report, TopologyReport, nothing,
@@ -67,4 +69,10 @@ pub(crate) fn report(topology: &Topology) -> Report {
         skipped: vec![],
         notes: vec!["A note.".into()],
     }
+}
+
+/// Returns a buffer with parts of these lengths, in any memory.
+pub(crate) fn buffer(chain: usize, stream: usize) -> Buffer {
+    let mapping = Mapping::create("example", chain + stream, false).unwrap();
+    Buffer::from_parts(mapping, chain, 0)
 }

@@ -8,7 +8,7 @@
 //! - What could not be measured is `None` in a [`Report`], with the reason in its list. It is never a number.
 //!
 //! Reading order: `report` (the results, and the contract of the file, specified in `docs/formats/probe.md`), `run` (the order of the
-//! measurements), `plan` (sizes and times), `buffer`, `threads`, `memory` and `device` (the measurements), `store` (the file), `costs` (what
+//! measurements), `plan` (sizes and times), `buffer`, `threads`, `streams`, `memory` and `device` (the measurements), `store` (the file), `costs` (what
 //! migration takes from a report), `table` and `heat_map` (reports for people). The page is `docs/internals/probe.md`.
 
 #![forbid(unsafe_code)]
@@ -27,6 +27,7 @@ mod plan;
 mod report;
 mod run;
 mod store;
+mod streams;
 mod table;
 mod threads;
 mod time;

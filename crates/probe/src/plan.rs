@@ -17,13 +17,19 @@ pub(crate) const NODES_MAX: usize = 64;
 pub(crate) const REPETITIONS: u32 = 5;
 /// Measurements for each pair of nodes: reads and writes by one CPU and by all, and latency without and with load.
 const MEASUREMENTS: u32 = 6;
+/// How many of them have streams, which pass the caches first.
+const WITH_STREAMS: u32 = 5;
+/// Number of moves of a thread of which the median counts.
+pub(crate) const MOVES: usize = 15;
 /// Time for all pairs together, as far as the shortest and longest times of one measurement permit.
 const PAIRS_TIME: Duration = Duration::from_secs(16);
 const MEASUREMENT_MIN: Duration = Duration::from_millis(50);
 const MEASUREMENT_MAX: Duration = Duration::from_millis(500);
 const MEASUREMENT_QUICK: Duration = Duration::from_millis(25);
-/// Rate at which a buffer is prepared, as a guess for the announced time.
+/// Guesses for the announced time: the rates at which a buffer is prepared and at which streams pass the caches, and the time of a move with its passes.
 const PREPARED_BYTES_PER_S: u64 = 512 << 20;
+const WARMED_BYTES_PER_S: u64 = 4 << 30;
+const MOVE: Duration = Duration::from_millis(1);
 /// Bounds of the parts of a buffer.
 const PART_BYTES_MIN: u64 = 32 << 20;
 const STREAM_BYTES_MAX: u64 = 4 << 30;
@@ -96,9 +102,14 @@ impl Plan {
     /// Returns about how long the probe takes.
     pub fn duration(&self) -> Duration {
         let pairs = (self.from.len() * self.to.len()) as u32;
+        let of_bytes =
+            |bytes: u64, per_s: u64| Duration::from_secs_f64(bytes as f64 / per_s as f64);
         let prepared = (self.chain_bytes + self.stream_bytes) * self.to.len() as u64;
-        let prepare = Duration::from_secs_f64(prepared as f64 / PREPARED_BYTES_PER_S as f64);
-        self.measurement * pairs * (MEASUREMENTS + self.devices) + prepare
+        let warmed = self.chain_bytes / 2 * u64::from(pairs * WITH_STREAMS);
+        self.measurement * pairs * (MEASUREMENTS + self.devices)
+            + of_bytes(prepared, PREPARED_BYTES_PER_S)
+            + of_bytes(warmed, WARMED_BYTES_PER_S)
+            + MOVE * pairs * MOVES as u32
     }
 
     /// Returns the number of steps that `Progress` counts.

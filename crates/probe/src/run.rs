@@ -15,11 +15,12 @@ use crate::buffer::{self, Buffer};
 use crate::device;
 use crate::digest::digest;
 use crate::error::ProbeError;
-use crate::memory::{Access, bandwidth, latency, migration};
+use crate::memory::{bandwidth, latency, migration};
 use crate::plan::{NODES_MAX, Options, Plan};
 use crate::report::{
     FORMAT, Latency, Machine, NodeReport, OneCpu, Report, Skipped, TopologyReport, nothing,
 };
+use crate::streams::Access;
 use crate::threads::Reason;
 use crate::time;
 

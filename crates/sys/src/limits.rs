@@ -15,6 +15,8 @@ pub struct Memory {
     pub available_bytes: u64,
     /// Limit of the tightest control group around this process, if it is below the machine's memory.
     pub limit: Option<GroupLimit>,
+    /// What the control groups around this process leave it: a limit, less what the group uses for more than cached files. `None`: no group has a limit.
+    pub group_available_bytes: Option<u64>,
 }
 
 /// A control group's memory limit.
@@ -41,6 +43,7 @@ impl Memory {
             total_bytes,
             available_bytes: meminfo_bytes(&text, "MemAvailable:").unwrap_or(total_bytes),
             limit: group_limit(root).filter(|limit| limit.bytes < total_bytes),
+            group_available_bytes: group_available_bytes(root),
         })
     }
 
@@ -118,37 +121,85 @@ fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {
         .checked_mul(1024)
 }
 
-/// Returns the smallest limit from this process's group up to the root, of either cgroup version.
-fn group_limit(root: &Path) -> Option<GroupLimit> {
-    let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
-    groups
-        .lines()
-        .filter_map(|line| {
-            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
-            let (mount, file) = match controllers {
-                "" => ("sys/fs/cgroup", "memory.max"),
-                list if list.split(',').any(|name| name == "memory") => {
-                    ("sys/fs/cgroup/memory", "memory.limit_in_bytes")
-                }
-                _ => return None,
-            };
-            let mount = root.join(mount);
-            let mut group: PathBuf = mount.join(path.trim_start_matches('/'));
-            let mut tightest: Option<GroupLimit> = None;
-            loop {
-                let file = group.join(file);
-                let text = std::fs::read_to_string(&file).unwrap_or_default();
-                // "max", or a missing file: no limit here.
-                if let Ok(bytes) = text.trim().parse::<u64>() {
-                    let limit = GroupLimit { bytes, file };
-                    tightest = Some(tightest.map_or(limit.clone(), |other| other.min(limit)));
-                }
-                if group == mount || !group.pop() {
-                    break tightest;
-                }
+/// Names of files of a version of control groups.
+struct GroupFiles {
+    /// Where the groups are.
+    mount: &'static str,
+    limit: &'static str,
+    used: &'static str,
+    /// Keys in `memory.stat` of memory that the kernel takes back when a group needs it.
+    cached: [&'static str; 2],
+}
+
+const VERSION_1: GroupFiles = GroupFiles {
+    mount: "sys/fs/cgroup/memory",
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    cached: ["total_active_file", "total_inactive_file"],
+};
+const VERSION_2: GroupFiles = GroupFiles {
+    mount: "sys/fs/cgroup",
+    limit: "memory.max",
+    used: "memory.current",
+    cached: ["active_file", "inactive_file"],
+};
+
+/// Returns the directories from this process's groups up to the root, of either version.
+fn groups(root: &Path) -> Vec<(PathBuf, &'static GroupFiles)> {
+    let text = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+    let mut found = Vec::new();
+    for line in text.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
+            continue;
+        };
+        let files = match controllers {
+            "" => &VERSION_2,
+            list if list.split(',').any(|name| name == "memory") => &VERSION_1,
+            _ => continue,
+        };
+        let mount = root.join(files.mount);
+        let mut group: PathBuf = mount.join(path.trim_start_matches('/'));
+        loop {
+            found.push((group.clone(), files));
+            if group == mount || !group.pop() {
+                break;
             }
-        })
-        .min()
+        }
+    }
+    found
+}
+
+/// Returns a number in a file. `None` if there is no such file, or if it says "max".
+fn number_in(file: &Path) -> Option<u64> {
+    std::fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+/// Returns the smallest limit from this process's group up to the root.
+fn group_limit(root: &Path) -> Option<GroupLimit> {
+    let limit = |(group, files): (PathBuf, &GroupFiles)| {
+        let file = group.join(files.limit);
+        let bytes = number_in(&file)?;
+        Some(GroupLimit { bytes, file })
+    };
+    groups(root).into_iter().filter_map(limit).min()
+}
+
+/// Returns the least that a group with a limit, from this process's up to the root, leaves.
+fn group_available_bytes(root: &Path) -> Option<u64> {
+    let available = |(group, files): (PathBuf, &GroupFiles)| {
+        let limit = number_in(&group.join(files.limit))?;
+        let used = number_in(&group.join(files.used)).unwrap_or(0);
+        let stat = std::fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+        let cached = stat.lines().filter_map(|line| {
+            let (key, bytes) = line.split_once(' ')?;
+            let bytes: u64 = bytes.parse().ok()?;
+            files.cached.contains(&key).then_some(bytes)
+        });
+        let cached = cached.fold(0, u64::saturating_add);
+        Some(limit.saturating_sub(used.saturating_sub(cached)))
+    };
+    groups(root).into_iter().filter_map(available).min()
 }
 
 #[cfg(test)]
@@ -215,6 +266,26 @@ mod tests {
             5000
         );
         assert_eq!(machine("", &limits).1.usable_bytes(), 1_024_000);
+    }
+
+    #[test]
+    fn a_group_leaves_its_limit_less_what_it_uses_for_more_than_cached_files() {
+        let stat = "anon 40000\nactive_file 3000\ninactive_file 7000\nkernel 5\n";
+        let limits = [
+            ("sys/fs/cgroup/a/b/memory.max", "max\n"),
+            ("sys/fs/cgroup/a/memory.max", "100000\n"),
+            ("sys/fs/cgroup/a/memory.current", "60000\n"),
+            ("sys/fs/cgroup/a/memory.stat", stat),
+        ];
+        let (_directory, memory) = machine("0::/a/b\n", &limits);
+        assert_eq!(memory.group_available_bytes, Some(50_000));
+        let limits = [
+            ("sys/fs/cgroup/memory/y/memory.limit_in_bytes", "5000"),
+            ("sys/fs/cgroup/memory/y/memory.usage_in_bytes", "6000"),
+        ];
+        let (_directory, memory) = machine("3:memory:/y\n", &limits);
+        assert_eq!(memory.group_available_bytes, Some(0));
+        assert_eq!(machine("0::/a\n", &[]).1.group_available_bytes, None);
     }
 
     #[test]
