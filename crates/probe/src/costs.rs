@@ -20,22 +20,21 @@ const NOISE: f64 = 0.1;
 const BYTES: std::ops::RangeInclusive<f64> = (1 << 20) as f64..=(1_u64 << 32) as f64;
 
 /// Returns the remote bytes that justify a move, for each node of a thread and each node of the data: `costs[from][to]`.
-/// [`MoveCost::Default`] where the report has no figures.
+/// [`MoveCost::Default`] where the report has no figures, and for a node and itself. [`MoveCost::Never`] from a node on which no thread runs: the mount takes the largest number of a
+/// column, and this node must not count.
 pub fn move_costs(report: &Report, topology: &Topology) -> Vec<Vec<MoveCost>> {
     let nodes = &topology.nodes;
-    let of = |from: NodeId, to: NodeId| of_pair(report, topology, from, to);
-    let row = |from: NodeId| {
-        nodes
-            .iter()
-            .map(|to| of(from, to.id).unwrap_or_default())
-            .collect()
+    let of = |from: NodeId, to: NodeId| match topology.has_threads(from) {
+        true => of_pair(report, topology, from, to).unwrap_or_default(),
+        false => MoveCost::Never,
     };
+    let row = |from: NodeId| nodes.iter().map(|to| of(from, to.id)).collect();
     nodes.iter().map(|from| row(from.id)).collect()
 }
 
 /// Returns the cost of a move of a thread on `from` to data on `to`. Returns `None` if the report has no figures for it.
 fn of_pair(report: &Report, topology: &Topology, from: NodeId, to: NodeId) -> Option<MoveCost> {
-    let near = topology.node(to)?.nearest_cpu_node;
+    let near = topology.thread_node(to);
     if from == near {
         return None;
     }
@@ -78,8 +77,11 @@ mod tests {
         };
         let exact = 120_000.0 / more;
         assert!((bytes as f64 - exact).abs() < 2.0, "{bytes} {exact}");
-        assert_eq!(costs[0][1], costs[1][0]);
-        assert_eq!((costs[0][0], costs[1][1]), Default::default());
+        // On a machine with one CPU, no thread runs on the second node.
+        if topology.has_threads(NodeId(1)) {
+            assert_eq!(costs[1][0], costs[0][1]);
+        }
+        assert_eq!(costs[0][0], MoveCost::Default);
     }
 
     #[test]
@@ -117,19 +119,40 @@ mod tests {
         report.migration_ns[0][1] = None;
         report.latency_ns.unloaded[0][0] = None;
         let costs = move_costs(&report, &topology);
-        assert_eq!(costs, vec![vec![MoveCost::Default; 2]; 2]);
+        assert_eq!(costs[0], [MoveCost::Default; 2]);
+    }
+
+    /// Returns two nodes, of which the second has no CPUs or shares those of the first.
+    fn one_place_for_threads(cpus_of_second: &str) -> Topology {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("topology");
+        let cpu = jericho_sys::affinity::get(None).unwrap()[0];
+        let cpus = cpus_of_second.replace('X', &cpu.to_string());
+        std::fs::write(
+            &file,
+            format!("node 0 cpus={cpu} memory=1G\nnode 1 {cpus} memory=1G\n"),
+        )
+        .unwrap();
+        Topology::from_spec(file.to_str().unwrap()).unwrap()
     }
 
     #[test]
     fn data_on_a_node_without_cpus_is_compared_with_its_nearest_cpus() {
-        let mut topology = topology();
-        topology.nodes[1].cpus.clear();
-        topology.nodes[1].nearest_cpu_node = NodeId(0);
+        let topology = one_place_for_threads("");
         let costs = move_costs(&report(&topology), &topology);
         assert_eq!(
             costs[0][1],
             MoveCost::Default,
             "the thread is there already"
         );
+    }
+
+    #[test]
+    fn a_node_on_which_no_thread_runs_does_not_count() {
+        for cpus_of_second in ["", "cpus=X"] {
+            let topology = one_place_for_threads(cpus_of_second);
+            let costs = move_costs(&report(&topology), &topology);
+            assert_eq!(costs[1], [MoveCost::Never; 2], "{cpus_of_second:?}");
+        }
     }
 }

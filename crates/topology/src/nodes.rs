@@ -74,10 +74,16 @@ impl Topology {
     /// Returns the node whose CPUs are local to a node's memory, for programs that may run outside of this process's affinity:
     /// the node itself if any CPU belongs to it, else its nearest CPU node.
     pub fn thread_node(&self, id: NodeId) -> NodeId {
-        match self.node_by_cpu.contains(&Some(id)) {
+        match self.has_threads(id) {
             true => id,
             false => self.node(id).map_or(id, |node| node.nearest_cpu_node),
         }
+    }
+
+    /// Returns whether a thread can run on a node, in this process's affinity or outside of it: whether any CPU belongs to the node. A CPU that several nodes
+    /// share belongs to the first of them.
+    pub fn has_threads(&self, id: NodeId) -> bool {
+        self.node_by_cpu.contains(&Some(id))
     }
 
     /// Returns the home node of a block device, or of the device that holds the filesystem of a file or directory. For a file
