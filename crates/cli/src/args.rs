@@ -962,7 +962,7 @@ the figures. Uses at most a quarter of the free memory of a node, and memory of 
 Each device is read, sequentially and with direct I/O, by threads of each node into memory of each node. It is opened for reading only. tyche://HOST/NAME is a device of another host.
 
 The report is kept in /var/lib/jericho/probe.json for root, else in $XDG_STATE_HOME/jericho/probe.json ($XDG_STATE_HOME is ~/.local/state by default), or in the file that JERICHO_PROBE names (nowhere if it is empty). It replaces the report before. Mounts that begin later, by the \
-same user and with the same nodes, take from it when a thread should migrate to its data; jericho stat says where the costs come from. Remove the file to return to the defaults.
+same user, on a machine with the same CPU model and the same nodes, take from it when a thread should migrate to its data; jericho stat says where the costs come from. Remove the file to return to the defaults.
 
 If the report cannot be kept, the command says so, and prints the figures all the same.")]
 pub struct ProbeArgs {

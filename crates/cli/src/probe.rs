@@ -19,13 +19,13 @@ pub fn run(args: &ProbeArgs) -> Outcome {
         devices: args.device.clone(),
     };
     let report = measure(&topology, &options)?;
+    // A failure to keep the figures is a message: they are shown all the same.
+    if let Err(failure) = keep(&report) {
+        eprintln!("jericho: {failure}");
+    }
     match args.json {
         true => print_json(&report)?,
         false => print(&table(&report))?,
-    }
-    // The figures are shown already: a failure to keep them is a message.
-    if let Err(failure) = keep(&report) {
-        eprintln!("jericho: {failure}");
     }
     if let Some(file) = &args.svg {
         std::fs::write(file, heat_map(&report)).context(format_args!(

@@ -72,7 +72,7 @@ pub enum LoadError {
     },
     /// The report is about another topology.
     #[error(
-        "{}: was made on {time} for other nodes ({source_then}) than those in use ({source_now}); run jericho probe with this topology", .path.display()
+        "{}: was made on {time} for other nodes ({source_then}) than those in use ({source_now}): their CPUs, distances or memory differ; run jericho probe with this topology", .path.display()
     )]
     OtherTopology {
         /// The file.
@@ -83,5 +83,19 @@ pub enum LoadError {
         source_then: String,
         /// Where the nodes in use come from.
         source_now: String,
+    },
+    /// The report is about another machine.
+    #[error(
+        "{}: was made on {time} on another machine ({model_then}) than this one ({model_now}); run jericho probe here", .path.display()
+    )]
+    OtherMachine {
+        /// The file.
+        path: PathBuf,
+        /// When the report was made.
+        time: String,
+        /// The CPU of the machine that was measured.
+        model_then: String,
+        /// The CPU of this machine.
+        model_now: String,
     },
 }

@@ -91,7 +91,7 @@ pub struct Machine {
     pub cpu_model: String,
     /// Release of the kernel.
     pub kernel: String,
-    /// Size of the largest cache that a CPU has, which buffers must exceed.
+    /// Size of the caches of one CPU together, from level 2 on. Buffers must exceed it.
     pub last_level_cache_bytes: u64,
 }
 
@@ -187,7 +187,12 @@ impl Report {
         ] {
             check_matrix(name, matrix, count, |value| NS.contains(value))?;
         }
-        let texts = [&self.time, &self.topology.digest, &self.topology.source];
+        let texts = [
+            &self.time,
+            &self.topology.digest,
+            &self.topology.source,
+            &self.machine.cpu_model,
+        ];
         let is_plain =
             |text: &str| text.len() <= TEXT_BYTES_MAX && !text.contains(char::is_control);
         match texts.into_iter().all(|text| is_plain(text)) {
@@ -211,5 +216,56 @@ fn check_matrix<T>(
     match matrix.iter().flatten().flatten().all(is_possible) {
         true => Ok(()),
         false => Err(format!("{name} has an impossible value")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::example::report;
+    use jericho_topology::Topology;
+    use serde_json::Value;
+
+    fn collect_keys(value: &Value, keys: &mut Vec<String>) {
+        match value {
+            Value::Object(fields) => {
+                for (key, value) in fields {
+                    keys.push(key.clone());
+                    collect_keys(value, keys);
+                }
+            }
+            Value::Array(values) => values.iter().for_each(|value| collect_keys(value, keys)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn the_page_of_the_format_has_each_field_and_the_number_of_the_format() {
+        let page = include_str!("../../../docs/formats/probe.md");
+        let mut report = report(&Topology::from_spec("virtual:2").unwrap());
+        report.devices.push(DeviceRates {
+            name: "/dev/x".into(),
+            description: String::new(),
+            size_bytes: 1,
+            home_node: None,
+            read_bytes_per_s: nothing(2),
+        });
+        report.skipped.push(Skipped {
+            what: String::new(),
+            reason: String::new(),
+        });
+        let mut keys = vec![];
+        collect_keys(&serde_json::to_value(report).unwrap(), &mut keys);
+        assert!(keys.len() > 30, "{keys:?}");
+        for key in keys {
+            let names = [
+                format!("`{key}`"),
+                format!("`{key}[]`"),
+                format!(".{key}`"),
+                format!(".{key}[]`"),
+            ];
+            assert!(names.iter().any(|name| page.contains(name)), "{key}");
+        }
+        assert!(page.contains(&format!("describes format {FORMAT}.")));
     }
 }

@@ -9,6 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
 use jericho_sys::block::{self, Open};
+use jericho_sys::process::cpu_model;
 use jericho_topology::Topology;
 use serde::Deserialize;
 
@@ -31,7 +32,10 @@ pub fn save(report: &Report, path: &Path) -> Result<(), SaveError> {
             source,
         }
     };
-    let dir = path.parent().unwrap_or(Path::new("."));
+    // The parent of a name without a directory is empty.
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let dir = dir.unwrap_or(Path::new("."));
+    replaceable(path).map_err(failed("replace", path))?;
     let made = DirBuilder::new().recursive(true).mode(0o755).create(dir);
     made.map_err(failed("make", dir))?;
     let mut text = serde_json::to_vec(report)
@@ -50,6 +54,19 @@ pub fn save(report: &Report, path: &Path) -> Result<(), SaveError> {
     synced.map_err(failed("make durable", dir))
 }
 
+/// Fails if a report must not take the place of what is there: a rename would remove a device such as /dev/null.
+fn replaceable(path: &Path) -> io::Result<()> {
+    match fs::metadata(path) {
+        Ok(there) if !there.is_file() => Err(not_regular()),
+        // What else is wrong shows when the file is written.
+        _ => Ok(()),
+    }
+}
+
+fn not_regular() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file")
+}
+
 fn write(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut options = OpenOptions::new();
     // A rest of a process with the same number is in the way of `create_new`.
@@ -64,7 +81,7 @@ fn write(path: &Path, text: &[u8]) -> io::Result<()> {
 }
 
 /// Reads the report about the present topology. Returns `None` when there is no file. Fails if the file is not a report, is of a newer
-/// format, or is about another topology.
+/// format, or is about another topology or another machine. (A home directory may be shared by machines with equal nodes.)
 pub fn load(path: &Path, topology: &Topology) -> Result<Option<Report>, LoadError> {
     let text = match read(path) {
         Ok(text) => text,
@@ -83,6 +100,15 @@ pub fn load(path: &Path, topology: &Topology) -> Result<Option<Report>, LoadErro
             source_now: topology.source.clone(),
         });
     }
+    let model_now = cpu_model();
+    if report.machine.cpu_model != model_now {
+        return Err(LoadError::OtherMachine {
+            path: path.to_path_buf(),
+            time: report.time,
+            model_then: report.machine.cpu_model,
+            model_now,
+        });
+    }
     match report.node_count() == topology.nodes.len() {
         true => Ok(Some(report)),
         false => Err(malformed(path, "it has not the nodes of its digest".into())),
@@ -92,14 +118,16 @@ pub fn load(path: &Path, topology: &Topology) -> Result<Option<Report>, LoadErro
 /// Reads the file without waiting for a writer of a FIFO, and not more than `BYTES_MAX`.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let file = block::open(path, Open::default())?;
-    let refused = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
     if !file.metadata()?.is_file() {
-        return Err(refused("it is not a regular file"));
+        return Err(not_regular());
     }
     let mut text = Vec::new();
     file.take(BYTES_MAX + 1).read_to_end(&mut text)?;
     match text.len() as u64 > BYTES_MAX {
-        true => Err(refused("it has more than 4 MiB")),
+        true => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "it has more than 4 MiB",
+        )),
         false => Ok(text),
     }
 }

@@ -125,6 +125,23 @@ fn figures_are_printed_even_if_they_cannot_be_kept() {
 }
 
 #[test]
+fn a_name_without_a_directory_is_a_file_of_the_current_one_and_figures_that_cannot_be_printed_are_kept()
+ {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut command = probe(Path::new("kept.json"));
+    // Each write to this device fails.
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    command.current_dir(dir.path()).stdout(full.unwrap());
+    let ended = command.output().unwrap();
+    let message = String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success());
+    assert!(!message.contains("kept"), "{message}");
+    assert_says(&message, &["cannot write to standard output"]);
+    let kept = std::fs::read(dir.path().join("kept.json")).unwrap();
+    serde_json::from_slice::<Value>(&kept).unwrap();
+}
+
+#[test]
 fn a_probe_without_a_device_that_was_named_measures_nothing() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let kept = dir.path().join("probe.json");

@@ -2,9 +2,16 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::example::report;
+use crate::example;
 
 use super::*;
+
+/// Returns a report about this machine.
+fn report(topology: &Topology) -> Report {
+    let mut report = example::report(topology);
+    report.machine.cpu_model = cpu_model();
+    report
+}
 
 struct Place {
     _dir: tempfile::TempDir,
@@ -66,6 +73,34 @@ fn a_report_about_other_nodes_is_not_used() {
 }
 
 #[test]
+fn a_report_about_another_machine_with_equal_nodes_is_not_used() {
+    let place = place();
+    let other = example::report(&place.topology);
+    save(&other, &place.path).unwrap();
+    let message = load(&place.path, &place.topology).unwrap_err().to_string();
+    for part in ["another machine", "Example <CPU>", &cpu_model()] {
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+#[test]
+fn a_report_takes_the_place_of_files_only() {
+    let place = place();
+    fs::create_dir_all(place.path.parent().unwrap()).unwrap();
+    let made = std::process::Command::new("mkfifo")
+        .arg(&place.path)
+        .status();
+    assert!(made.unwrap().success());
+    let message = save(&report(&place.topology), &place.path)
+        .unwrap_err()
+        .to_string();
+    assert!(message.contains("not a regular file"), "{message}");
+    assert!(!fs::metadata(&place.path).unwrap().is_file());
+    let files = fs::read_dir(place.path.parent().unwrap()).unwrap();
+    assert_eq!(files.count(), 1, "no temporary file stays");
+}
+
+#[test]
 fn a_newer_format_is_named_even_if_its_fields_are_unknown() {
     let place = place();
     place.write(r#"{"format": 2, "read_bandwidth_bytes_per_s": "elsewhere"}"#);
@@ -101,6 +136,7 @@ fn impossible_values_are_refused() {
     refusal(&|v| v["topology"]["nodes"][1]["id"] = json!(7));
     refusal(&|v| v["topology"]["source"] = json!("x\u{1b}[2J"));
     refusal(&|v| v["topology"]["source"] = json!("x".repeat(10_000)));
+    refusal(&|v| v["machine"]["cpu_model"] = json!("x\u{1b}[2J"));
     let missing = refusal(&|v| drop(v.as_object_mut().unwrap().remove("migration_ns")));
     assert!(missing.contains("migration_ns"), "{missing}");
 }
