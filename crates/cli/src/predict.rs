@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use jericho_model::{
-    LINE_BYTES_MAX, Machine, Placement, Prediction, Row, SHIPPED, Trace, Verdict, changes, named,
-    names, parse, predict_placement, rows, shipped,
+    LINE_BYTES_MAX, Machine, NOT_PREDICTED, NotPredicted, Placement, Prediction, Row, SHIPPED,
+    Trace, Verdict, changes, named, names, parse, predict_placement, rows, shipped,
 };
 use serde::Serialize;
 
@@ -93,9 +93,9 @@ fn of_placements(machine: &Machine, args: &BenchArgs) -> Result<Vec<Curve>, Fail
         None => names(machine),
     };
     let hosts = machine.hosts();
-    let cpus = hosts[0].iter().map(|node| machine.nodes[*node].cpus).sum();
+    let cpus: u32 = hosts[0].iter().map(|node| machine.nodes[*node].cpus).sum();
     let threads = if args.threads.is_empty() {
-        powers(cpus)
+        powers(cpus.max(1))
     } else {
         args.threads.clone()
     };
@@ -187,6 +187,7 @@ fn list(json: bool) -> Result<(), Failure> {
 #[derive(Serialize)]
 struct Judged {
     rows: Vec<Row>,
+    not_predicted: &'static [NotPredicted],
     sensitivity: Vec<jericho_model::Change>,
 }
 
@@ -194,6 +195,7 @@ fn judged(json: bool) -> Result<(), Failure> {
     let machine = |name: &str| shipped(name)?.ok();
     let judged = Judged {
         rows: rows(machine).context("the judged rows")?,
+        not_predicted: NOT_PREDICTED,
         sensitivity: changes(machine).context("the judged rows")?,
     };
     if json {
@@ -217,6 +219,10 @@ fn judged(json: bool) -> Result<(), Failure> {
         if !row.note.is_empty() {
             text += &format!("{:>41}{}\n", "", row.note);
         }
+    }
+    text += "\nNot predicted:\n";
+    for result in judged.not_predicted {
+        text += &format!("  {}: {}\n", result.what, result.reason);
     }
     text += "\nWith one figure of the machine 20 % smaller, as it is, and 20 % larger (figures that move a row):\n";
     for change in &judged.sensitivity {

@@ -8,6 +8,7 @@ pub const NODES_MAX: usize = 64;
 pub(crate) const CPUS_MAX: u32 = 4096;
 pub(crate) const LINKS_MAX: usize = 4096;
 pub(crate) const DEVICES_MAX: usize = 1024;
+const NAME_CHARS_MAX: usize = 200;
 /// A byte a second, and a pebibyte a second.
 pub(crate) const RATES: std::ops::RangeInclusive<f64> = 1.0..=(1u64 << 50) as f64;
 /// Bounds of factors: times relative to local ones, and bytes on a link for each byte of data.
@@ -32,13 +33,20 @@ impl Invalid {
     }
 }
 
+/// A part of a machine, and the field of the source that describes it, for example `node[0]`. One field may describe several equal parts.
+#[derive(Clone, Debug)]
+pub(crate) struct Part<T> {
+    pub field: String,
+    pub part: T,
+}
+
 /// The parts of a machine before they are checked.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Parts {
     pub name: String,
-    pub nodes: Vec<Node>,
-    pub links: Vec<Link>,
-    pub devices: Vec<Device>,
+    pub nodes: Vec<Part<Node>>,
+    pub links: Vec<Part<Link>>,
+    pub devices: Vec<Part<Device>>,
     pub traffic: Traffic,
     pub copy: CopyRates,
     pub native_local_share: Option<f64>,
@@ -79,16 +87,18 @@ impl CopyRates {
 /// Returns the machine of these parts, or what is wrong with them.
 pub(crate) fn build(parts: Parts) -> Result<Machine, Invalid> {
     check_sizes(&parts)?;
+    check_name("name", &parts.name)?;
     check_nodes(&parts)?;
     check_links(&parts)?;
     check_devices(&parts)?;
     check_threads(&parts)?;
-    let routes = Routes::new(parts.nodes.len(), &parts.links);
+    let links = bare(parts.links);
+    let routes = Routes::new(parts.nodes.len(), &links);
     let machine = Machine {
         name: parts.name,
-        nodes: parts.nodes,
-        links: parts.links,
-        devices: parts.devices,
+        nodes: bare(parts.nodes),
+        links,
+        devices: bare(parts.devices),
         traffic: parts.traffic,
         copy: parts.copy.matrix(routes.nodes(), &routes),
         native_local_share: parts.native_local_share,
@@ -96,6 +106,10 @@ pub(crate) fn build(parts: Parts) -> Result<Machine, Invalid> {
     };
     check_routes(&machine)?;
     Ok(machine)
+}
+
+fn bare<T>(parts: Vec<Part<T>>) -> Vec<T> {
+    parts.into_iter().map(|part| part.part).collect()
 }
 
 fn check_routes(machine: &Machine) -> Result<(), Invalid> {
@@ -111,7 +125,8 @@ fn check_routes(machine: &Machine) -> Result<(), Invalid> {
                 return Err(Invalid::new(
                     "link",
                     format!(
-                        "no links lead from node {from} to node {to} for {what}: add a [[link]], or give the nodes different hosts"
+                        "no links lead from node {from} to node {to} for {what}: add a [[link]], or give the nodes different hosts; \
+                         in a report of jericho probe the figures of these nodes are missing"
                     ),
                 ));
             }
@@ -124,7 +139,8 @@ fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..count).flat_map(move |from| (0..count).map(move |to| (from, to)))
 }
 
-fn at_most(field: &str, count: usize, max: usize) -> Result<(), Invalid> {
+/// Fails if there are too many parts of a kind.
+pub(crate) fn at_most(field: &str, count: usize, max: usize) -> Result<(), Invalid> {
     if count > max {
         return Err(Invalid::new(
             field,
@@ -132,6 +148,17 @@ fn at_most(field: &str, count: usize, max: usize) -> Result<(), Invalid> {
         ));
     }
     Ok(())
+}
+
+/// Checks a name: it is shown on terminals.
+fn check_name(field: &str, name: &str) -> Result<(), Invalid> {
+    if name.chars().count() <= NAME_CHARS_MAX && !name.contains(char::is_control) {
+        return Ok(());
+    }
+    Err(Invalid::new(
+        field,
+        format!("expected one line of at most {NAME_CHARS_MAX} characters"),
+    ))
 }
 
 pub(crate) fn check_rate(field: impl FnOnce() -> String, rate: f64) -> Result<(), Invalid> {
@@ -180,23 +207,23 @@ fn check_sizes(parts: &Parts) -> Result<(), Invalid> {
 }
 
 fn check_nodes(parts: &Parts) -> Result<(), Invalid> {
-    for (i, node) in parts.nodes.iter().enumerate() {
+    for Part { field, part: node } in &parts.nodes {
         if node.cpus > CPUS_MAX {
             return Err(Invalid::new(
-                format!("node[{i}].cpus"),
+                format!("{field}.cpus"),
                 format!("{} CPUs: expected 0 to {CPUS_MAX}", node.cpus),
             ));
         }
         check_rate(
-            || format!("node[{i}].read_bytes_per_s"),
+            || format!("{field}.read_bytes_per_s"),
             node.read_bytes_per_s,
         )?;
         check_rate(
-            || format!("node[{i}].write_bytes_per_s"),
+            || format!("{field}.write_bytes_per_s"),
             node.write_bytes_per_s,
         )?;
     }
-    if parts.nodes.iter().all(|node| node.cpus == 0) {
+    if parts.nodes.iter().all(|node| node.part.cpus == 0) {
         return Err(Invalid::new("node", "no node has CPUs: set cpus of one"));
     }
     Ok(())
@@ -204,43 +231,44 @@ fn check_nodes(parts: &Parts) -> Result<(), Invalid> {
 
 fn check_links(parts: &Parts) -> Result<(), Invalid> {
     let count = parts.nodes.len();
-    for (i, link) in parts.links.iter().enumerate() {
-        let field = || format!("link[{i}].nodes");
-        check_node(field, link.from, count)?;
-        check_node(field, link.to, count)?;
+    for Part { field, part: link } in &parts.links {
+        let nodes = || format!("{field}.nodes");
+        check_node(nodes, link.from, count)?;
+        check_node(nodes, link.to, count)?;
         if link.from == link.to {
             return Err(Invalid::new(
-                field(),
+                nodes(),
                 format!(
                     "a link from node {0} to node {0}: name two nodes",
                     link.from
                 ),
             ));
         }
-        if parts.nodes[link.from].host != parts.nodes[link.to].host {
+        if parts.nodes[link.from].part.host != parts.nodes[link.to].part.host {
             return Err(Invalid::new(
-                field(),
+                nodes(),
                 "the nodes are of two hosts: these are connected by devices only",
             ));
         }
-        check_rate(|| format!("link[{i}].bytes_per_s"), link.bytes_per_s)?;
+        check_rate(|| format!("{field}.bytes_per_s"), link.bytes_per_s)?;
     }
     Ok(())
 }
 
 fn check_devices(parts: &Parts) -> Result<(), Invalid> {
-    for (i, device) in parts.devices.iter().enumerate() {
-        check_node(
-            || format!("device[{i}].node"),
-            device.node,
-            parts.nodes.len(),
-        )?;
+    for Part {
+        field,
+        part: device,
+    } in &parts.devices
+    {
+        check_name(&format!("{field}.name"), &device.name)?;
+        check_node(|| format!("{field}.node"), device.node, parts.nodes.len())?;
         check_rate(
-            || format!("device[{i}].read_bytes_per_s"),
+            || format!("{field}.read_bytes_per_s"),
             device.read_bytes_per_s,
         )?;
         check_rate(
-            || format!("device[{i}].write_bytes_per_s"),
+            || format!("{field}.write_bytes_per_s"),
             device.write_bytes_per_s,
         )?;
     }

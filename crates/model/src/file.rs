@@ -2,7 +2,9 @@
 
 use serde::Deserialize;
 
-use crate::check::{CPUS_MAX, CopyRates, DEVICES_MAX, Invalid, LINKS_MAX, NODES_MAX, Parts, build};
+use crate::check::{
+    CPUS_MAX, CopyRates, DEVICES_MAX, Invalid, LINKS_MAX, NODES_MAX, Part, Parts, at_most, build,
+};
 use crate::machine::{Device, Machine, Node, Traffic};
 use crate::probe;
 use crate::routes::{Carries, Link};
@@ -111,9 +113,8 @@ pub fn parse(file: &str, text: &str) -> Result<Machine, MachineError> {
 fn machine(text: &str) -> Result<Machine, Invalid> {
     let file: File = toml::from_str(text).map_err(|e| {
         let at = e.span().map_or(0, |span| span.start);
-        let line = text
-            .get(..at)
-            .map_or(1, |before| before.lines().count().max(1));
+        let before = text.as_bytes().iter().take(at);
+        let line = before.filter(|byte| **byte == b'\n').count() + 1;
         Invalid::new(format!("line {line}"), e.message().to_owned())
     })?;
     let mut parts = Parts {
@@ -128,34 +129,58 @@ fn machine(text: &str) -> Result<Machine, Invalid> {
             times: thread.time_by_hops,
         };
     }
-    for (i, nodes) in file.node.into_iter().enumerate() {
-        check_count(&format!("node[{i}].count"), nodes.count, NODES_MAX)?;
-        check_cpus(&format!("node[{i}].cpus"), nodes.cpus)?;
-        let node = Node {
+    add_nodes(&mut parts, file.node)?;
+    add_links(&mut parts, file.link)?;
+    add_devices(&mut parts, file.device)?;
+    build(parts)
+}
+
+fn add_nodes(parts: &mut Parts, entries: Vec<Nodes>) -> Result<(), Invalid> {
+    for (i, nodes) in entries.into_iter().enumerate() {
+        let field = format!("node[{i}]");
+        check_count(&format!("{field}.count"), nodes.count, NODES_MAX)?;
+        check_cpus(&format!("{field}.cpus"), nodes.cpus)?;
+        // Before they are made: a file may have very many entries, each with a count.
+        at_most("node", parts.nodes.len() + nodes.count, NODES_MAX)?;
+        let part = Node {
             host: nodes.host,
             cpus: nodes.cpus,
             read_bytes_per_s: nodes.read_bytes_per_s,
             write_bytes_per_s: nodes.write_bytes_per_s.unwrap_or(nodes.read_bytes_per_s),
         };
+        let node = Part { field, part };
         parts.nodes.extend(std::iter::repeat_n(node, nodes.count));
     }
-    check_count("link", file.link.len().max(1), LINKS_MAX / 2)?;
-    for both in file.link {
+    Ok(())
+}
+
+fn add_links(parts: &mut Parts, entries: Vec<BothWays>) -> Result<(), Invalid> {
+    at_most("link", entries.len(), LINKS_MAX / 2)?;
+    for (i, both) in entries.into_iter().enumerate() {
         let [from, to] = both.nodes;
-        let link = |from, to| Link {
-            from,
-            to,
-            bytes_per_s: both.bytes_per_s,
-            carries: both.carries,
+        let link = |from, to| Part {
+            field: format!("link[{i}]"),
+            part: Link {
+                from,
+                to,
+                bytes_per_s: both.bytes_per_s,
+                carries: both.carries,
+            },
         };
         parts.links.push(link(from, to));
         if !both.one_way {
             parts.links.push(link(to, from));
         }
     }
-    for (i, devices) in file.device.into_iter().enumerate() {
-        check_count(&format!("device[{i}].count"), devices.count, DEVICES_MAX)?;
-        let device = Device {
+    Ok(())
+}
+
+fn add_devices(parts: &mut Parts, entries: Vec<Devices>) -> Result<(), Invalid> {
+    for (i, devices) in entries.into_iter().enumerate() {
+        let field = format!("device[{i}]");
+        check_count(&format!("{field}.count"), devices.count, DEVICES_MAX)?;
+        at_most("device", parts.devices.len() + devices.count, DEVICES_MAX)?;
+        let part = Device {
             name: devices.name,
             node: devices.node,
             read_bytes_per_s: devices.read_bytes_per_s,
@@ -163,11 +188,11 @@ fn machine(text: &str) -> Result<Machine, Invalid> {
                 .write_bytes_per_s
                 .unwrap_or(devices.read_bytes_per_s),
         };
-        parts
-            .devices
-            .extend(std::iter::repeat_n(device, devices.count));
+        let device = Part { field, part };
+        let devices = std::iter::repeat_n(device, devices.count);
+        parts.devices.extend(devices);
     }
-    build(parts)
+    Ok(())
 }
 
 fn check_count(field: &str, count: usize, max: usize) -> Result<(), Invalid> {

@@ -33,6 +33,7 @@ pub use file::{MachineError, parse};
 pub use judged::{Row, Verdict, rows};
 pub use machine::{Device, Machine, Node, Traffic};
 pub use network::{Buffers, Network, OneNode};
+pub use papers::{NOT_PREDICTED, NotPredicted};
 pub use placement::{Devices, Placement, named, names, predict_placement};
 pub use predict::{Limit, Prediction};
 pub use routes::{Carries, Link};

@@ -52,7 +52,7 @@ pub struct Device {
 
 /// Bytes that a link carries for one byte of data: the data, headers, and messages that keep caches coherent.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct Traffic {
     /// A thread reads memory of another node: from the memory to the thread.
     pub read_with: f64,
@@ -93,14 +93,13 @@ impl Machine {
         self.nodes[a].host == self.nodes[b].host
     }
 
-    /// Returns the node after this one, of all nodes of its host.
-    pub(crate) fn next_node(&self, node: usize) -> usize {
-        let nodes = 0..self.nodes.len();
-        let host: Vec<usize> = nodes
+    /// Returns the node with CPUs after this one, of all nodes of its host: the next one that has some. `None`: no other node of the host has CPUs.
+    pub(crate) fn next_worker(&self, node: usize) -> Option<usize> {
+        let count = self.nodes.len();
+        let after = (1..count).map(|by| (node + by) % count);
+        after
             .filter(|other| self.is_one_host(node, *other))
-            .collect();
-        let at = host.iter().position(|of| *of == node).unwrap_or(0);
-        host[(at + 1) % host.len()]
+            .find(|other| self.nodes[*other].cpus > 0)
     }
 
     /// Returns the indexes of the devices of a node.

@@ -30,6 +30,27 @@ const fn quarter(value: f64) -> Option<(f64, f64)> {
     Some((value * 0.75, value * 1.25))
 }
 
+/// A result that the model does not predict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct NotPredicted {
+    /// The paper's measurement, with its figure.
+    pub what: &'static str,
+    /// The reason.
+    pub reason: &'static str,
+}
+
+/// Results about placement that the model does not predict.
+pub const NOT_PREDICTED: &[NotPredicted] = &[
+    NotPredicted {
+        what: "Jericho, figure 13: Proper is up to 60 % better than Bad, and 11 % on average, for direct reads of 512 KiB",
+        reason: "the paper does not say to which nodes the storage controllers are attached, nor what they transfer",
+    },
+    NotPredicted {
+        what: "Jericho, figure 12: IOR writes are 218 % faster than with Linux 2.6.32, and 89 % faster than with 3.13",
+        reason: "locks decide them, and the model has none",
+    },
+];
+
 const LINKS_SUFFICE: &str = "The links carry nearly all that 64 threads ask for, so little is lost. The paper's native run loses more than bandwidth explains: \
 the model has no locks and counters of remote pages, migrations, or queues that delay each access";
 const NO_LATENCY_UNDER_LOAD: &str = "The slowest placement of the model fills the links. It has no latency that grows with load, and no shared state of the page cache";

@@ -47,12 +47,12 @@ pub struct Devices {
 
 /// Returns the names of the placements that a machine can have, in the order in which they are shown.
 pub fn names(machine: &Machine) -> Vec<(String, Placement)> {
-    let hosts = machine.hosts().len();
-    if hosts == 2 {
+    let hosts = machine.hosts();
+    if hosts.len() == 2 {
         let named = network::names().into_iter();
         return named.map(|(n, p)| (n, Placement::Network(p))).collect();
     }
-    let even = 1.0 / machine.nodes.len() as f64;
+    let even = 1.0 / hosts[0].len() as f64;
     let local_share = machine.native_local_share.unwrap_or(even);
     let mut names = vec![
         ("proper".to_owned(), Placement::Proper),
@@ -62,7 +62,7 @@ pub fn names(machine: &Machine) -> Vec<(String, Placement)> {
     if workers(machine).len() > 1 {
         names.push(("worst".to_owned(), Placement::Worst));
     }
-    if hosts == 1 && !machine.devices.is_empty() && machine.nodes.len() > 1 {
+    if hosts.len() == 1 {
         for (name, is_transfer_remote, is_copy_remote) in [
             ("TLORP0I0", false, None),
             ("TRORP0I0", true, None),
@@ -75,7 +75,9 @@ pub fn names(machine: &Machine) -> Vec<(String, Placement)> {
                 is_transfer_remote,
                 is_copy_remote,
             };
-            names.push((name.to_owned(), Placement::Devices(devices)));
+            if seats(machine, devices).is_ok() {
+                names.push((name.to_owned(), Placement::Devices(devices)));
+            }
         }
     }
     names
@@ -116,7 +118,9 @@ pub(crate) fn flows(
         return Err(PlacementError::Threads(threads));
     }
     let nodes = workers(machine);
-    let others = |node: usize| nodes.iter().filter(move |other| **other != node);
+    if nodes.is_empty() {
+        return Err(lacks(machine, "CPUs on its first host"));
+    }
     let reads = |frames_of: &dyn Fn(usize) -> Vec<(usize, f64)>| {
         let flow = |(node, count)| {
             let mut demand = Demand::new(machine);
@@ -129,33 +133,46 @@ pub(crate) fn flows(
     };
     match placement {
         Placement::Proper => Ok(reads(&|node| vec![(node, 1.0)])),
-        Placement::Native { local_share } if nodes.len() > 1 => Ok(reads(&|node| {
-            let part = (1.0 - local_share) / (nodes.len() - 1) as f64;
-            let remote = others(node).map(|other| (*other, part));
-            remote.chain([(node, local_share)]).collect()
-        })),
-        Placement::Native { .. } => Ok(reads(&|node| vec![(node, 1.0)])),
+        Placement::Native { local_share } => {
+            // Nodes without CPUs have frames, too.
+            let memory = first_host(machine);
+            let others = |node: usize| memory.iter().filter(move |other| **other != node);
+            Ok(reads(&|node| match memory.len() {
+                1 => vec![(node, 1.0)],
+                count => {
+                    let part = (1.0 - local_share) / (count - 1) as f64;
+                    let remote = others(node).map(|other| (*other, part));
+                    remote.chain([(node, local_share)]).collect()
+                }
+            }))
+        }
         Placement::Worst => worst(machine, &nodes, threads),
         Placement::Devices(devices) => from_devices(machine, devices, threads),
         Placement::Network(network) => network::flows(machine, network, threads),
     }
 }
 
+fn first_host(machine: &Machine) -> Vec<usize> {
+    machine.hosts().into_iter().next().unwrap_or_default()
+}
+
 /// Returns the nodes with CPUs of the first host.
 fn workers(machine: &Machine) -> Vec<usize> {
-    let first = machine.hosts().into_iter().next().unwrap_or_default();
-    first
-        .into_iter()
-        .filter(|node| machine.nodes[*node].cpus > 0)
-        .collect()
+    let mut nodes = first_host(machine);
+    nodes.retain(|node| machine.nodes[*node].cpus > 0);
+    nodes
+}
+
+fn lacks(machine: &Machine, what: &'static str) -> PlacementError {
+    PlacementError::Lacks {
+        machine: machine.name.clone(),
+        what,
+    }
 }
 
 fn worst(machine: &Machine, nodes: &[usize], threads: u32) -> Result<Vec<Flow>, PlacementError> {
     if nodes.len() < 2 {
-        return Err(PlacementError::Lacks {
-            machine: machine.name.clone(),
-            what: "second node with CPUs",
-        });
+        return Err(lacks(machine, "second node with CPUs"));
     }
     let all: Vec<Vec<Flow>> = in_turn(nodes, threads)
         .map(|(node, count)| {
@@ -204,33 +221,65 @@ fn remote_assignments(frames: &mut Vec<usize>, count: usize, consider: &mut impl
     }
 }
 
+/// Where the requests of a node's devices go.
+struct Seat {
+    /// The node of the devices.
+    devices: usize,
+    /// The node of the memory that they fill.
+    memory: usize,
+    /// The node of the thread, and of its buffer, if the thread copies.
+    thread: Option<usize>,
+}
+
+/// Returns a seat for each node with devices. Fails if a node that the placement needs is missing.
+fn seats(machine: &Machine, devices: Devices) -> Result<Vec<Seat>, PlacementError> {
+    let mut nodes: Vec<usize> = machine.devices.iter().map(|d| d.node).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    if nodes.is_empty() || machine.nodes.len() < 2 {
+        return Err(lacks(machine, "devices and second node"));
+    }
+    let next = |node| {
+        let next = machine.next_worker(node);
+        next.ok_or_else(|| lacks(machine, "second node with CPUs"))
+    };
+    let seat = |node| {
+        let memory = match devices.is_transfer_remote {
+            true => next(node)?,
+            false => node,
+        };
+        let thread = match devices.is_copy_remote {
+            None => None,
+            Some(true) => Some(next(memory)?),
+            Some(false) if machine.nodes[memory].cpus == 0 => {
+                return Err(lacks(machine, "CPUs on a node with devices"));
+            }
+            Some(false) => Some(memory),
+        };
+        Ok(Seat {
+            devices: node,
+            memory,
+            thread,
+        })
+    };
+    nodes.into_iter().map(seat).collect()
+}
+
 fn from_devices(
     machine: &Machine,
     devices: Devices,
     threads: u32,
 ) -> Result<Vec<Flow>, PlacementError> {
-    let mut nodes: Vec<usize> = machine.devices.iter().map(|d| d.node).collect();
-    nodes.sort_unstable();
-    nodes.dedup();
-    if nodes.is_empty() || machine.nodes.len() < 2 {
-        return Err(PlacementError::Lacks {
-            machine: machine.name.clone(),
-            what: "devices and second node",
-        });
-    }
-    let flow = |(node, count)| {
-        let to = if devices.is_transfer_remote {
-            machine.next_node(node)
-        } else {
-            node
-        };
+    let seats = seats(machine, devices)?;
+    let places: Vec<usize> = (0..seats.len()).collect();
+    let flow = |(place, count): (usize, u32)| {
+        let seat = &seats[place];
         let mut demand = Demand::new(machine);
-        demand.transfer_in(&machine.devices_of(node), to, 1.0);
-        if let Some(is_remote) = devices.is_copy_remote {
-            let thread = if is_remote { machine.next_node(to) } else { to };
-            demand.copy(thread, to, thread, 1.0);
+        demand.transfer_in(&machine.devices_of(seat.devices), seat.memory, 1.0);
+        if let Some(thread) = seat.thread {
+            demand.copy(thread, seat.memory, thread, 1.0);
         }
         demand.flow(count)
     };
-    Ok(in_turn(&nodes, threads).map(flow).collect())
+    Ok(in_turn(&places, threads).map(flow).collect())
 }

@@ -4,9 +4,11 @@
 //! link of its own, with the bandwidth that was measured between the two alone. So if several pairs share a link, the prediction is too high.
 //! Fields that the model does not use are ignored.
 
+use std::collections::BTreeSet;
+
 use serde::Deserialize;
 
-use crate::check::{CPUS_MAX, CopyRates, Invalid, NODES_MAX, Parts, build};
+use crate::check::{CPUS_MAX, CopyRates, Invalid, NODES_MAX, Part, Parts, RATES, build};
 use crate::machine::{Device, Machine, Node};
 use crate::routes::{Carries, Link};
 
@@ -46,6 +48,7 @@ struct Topology {
 #[derive(Deserialize)]
 struct Cpus {
     cpus: u32,
+    kernel_node: Option<u32>,
 }
 
 #[derive(Deserialize)]
@@ -72,7 +75,7 @@ pub(crate) fn machine(text: &str) -> Result<Machine, Invalid> {
         &report.read_bandwidth_bytes_per_s,
         &report.write_bandwidth_bytes_per_s,
     );
-    let node = |node: usize| -> Result<Node, Invalid> {
+    let node = |node: usize| -> Result<Part<Node>, Invalid> {
         let rate = |matrix: &Matrix| best(matrix.iter().map(|row| row[node]));
         let missing = || {
             Invalid::new(
@@ -85,39 +88,36 @@ pub(crate) fn machine(text: &str) -> Result<Machine, Invalid> {
         let read_bytes_per_s = rate(read).ok_or_else(missing)?;
         let has_cpus = read[node].iter().any(Option::is_some);
         let cpus = report.topology.as_ref().map(|t| t.nodes[node].cpus);
-        Ok(Node {
+        let part = Node {
             host: String::new(),
             cpus: cpus.unwrap_or(if has_cpus { CPUS_MAX } else { 0 }),
             read_bytes_per_s,
             write_bytes_per_s: rate(write).unwrap_or(read_bytes_per_s),
-        })
+        };
+        let field = format!("topology.nodes[{node}]");
+        Ok(Part { field, part })
     };
     let nodes = (0..count).map(node).collect::<Result<Vec<_>, _>>()?;
     let link = |(from, to): (usize, usize)| {
         let bytes_per_s = best([read[to][from], write[from][to]].into_iter())?;
-        Some(Link {
+        let part = Link {
             from,
             to,
             bytes_per_s,
             carries: Carries::All,
-        })
+        };
+        let field = format!("read_bandwidth_bytes_per_s[{to}][{from}]");
+        Some(Part { field, part })
     };
     let pairs = (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));
     let links = pairs
         .filter(|(from, to)| from != to)
         .filter_map(link)
         .collect();
-    let devices = report.devices.iter().filter_map(device).collect();
-    let name = report
-        .machine
-        .as_ref()
-        .map_or("", |machine| &machine.cpu_model);
+    let devices = report.devices.iter().enumerate();
+    let devices = devices.filter_map(|(i, of)| device(of, i)).collect();
     build(Parts {
-        name: if name.is_empty() {
-            "probed".to_owned()
-        } else {
-            name.to_owned()
-        },
+        name: name(&report),
         nodes,
         links,
         devices,
@@ -130,15 +130,32 @@ fn best(rates: impl Iterator<Item = Option<f64>>) -> Option<f64> {
     rates.flatten().max_by(f64::total_cmp)
 }
 
+/// Returns a name for people. It says when the memory of several nodes is one memory: the model does not know that.
+fn name(report: &Report) -> String {
+    let model = report.machine.as_ref().map(|machine| &machine.cpu_model);
+    let model = model.filter(|model| !model.is_empty());
+    let mut name = model.map_or("probed", |model| model).to_owned();
+    let nodes = report.topology.as_ref().map_or(&[][..], |of| &of.nodes);
+    let kernel_nodes: BTreeSet<_> = nodes.iter().map(|node| node.kernel_node).collect();
+    let are_known = nodes.iter().all(|node| node.kernel_node.is_some());
+    if are_known && kernel_nodes.len() < nodes.len() {
+        name +=
+            " (virtual nodes that share memory: what several of them have together is too high)";
+    }
+    name
+}
+
 /// Returns a device with a home node. The report has its reads only, so writes count as fast.
-fn device(rates: &Rates) -> Option<Device> {
+fn device(rates: &Rates, index: usize) -> Option<Part<Device>> {
     let read_bytes_per_s = best(rates.read_bytes_per_s.iter().flatten().copied())?;
-    Some(Device {
+    let part = Device {
         name: rates.name.clone(),
         node: rates.home_node?,
         read_bytes_per_s,
         write_bytes_per_s: read_bytes_per_s,
-    })
+    };
+    let field = format!("devices[{index}]");
+    Some(Part { field, part })
 }
 
 /// Returns what one CPU copies. A copy reads and writes each byte. Where one CPU was not measured, the ratio of the latencies stands in.
@@ -202,13 +219,26 @@ fn check(report: &Report, count: usize) -> Result<(), Invalid> {
                 format!("not a value (or null) for each pair of {count} nodes: probe again"),
             ));
         }
-        let bad = |value: &&f64| !value.is_finite() || **value <= 0.0;
+        let bad = |value: &&f64| !value.is_finite() || **value <= 0.0 || **value > *RATES.end();
         if let Some(value) = matrix.iter().flatten().flatten().find(bad) {
             return Err(Invalid::new(
                 field,
-                format!("{value} is not a measured value: expected a number above 0, or null"),
+                format!(
+                    "{value} is not a measured value: expected a number above 0 and at most {:e}, or null",
+                    RATES.end()
+                ),
             ));
         }
+    }
+    let homes = report.devices.iter().map(|device| device.home_node);
+    if let Some((index, node)) = homes
+        .enumerate()
+        .find_map(|(index, home)| Some((index, home.filter(|node| *node >= count)?)))
+    {
+        return Err(Invalid::new(
+            format!("devices[{index}].home_node"),
+            format!("there is no node {node}: the nodes are 0 to {}", count - 1),
+        ));
     }
     match &report.topology {
         Some(topology) if topology.nodes.len() != count => Err(Invalid::new(

@@ -51,13 +51,15 @@ enum Operation {
     Write,
 }
 
-/// A line. The reader ignores unknown fields, so programs may add fields of their own.
+/// A line. The reader ignores unknown fields, so programs may add fields of their own. No field may be missing: a misspelt `frame` would be direct I/O.
 #[derive(Deserialize)]
 struct Line {
     thread: u64,
     cpu: u32,
     buffer: u32,
+    #[serde(deserialize_with = "Option::deserialize")]
     frame: Option<u32>,
+    #[serde(deserialize_with = "Option::deserialize")]
     device: Option<u32>,
     bytes: u64,
     op: Operation,

@@ -144,6 +144,41 @@ proptest! {
         }
     }
 
+    /// Brute force: of all ways to share, max-min fairness has the largest smallest rate, then the largest second smallest rate, and so on.
+    #[test]
+    fn no_other_way_to_share_is_fairer(
+        capacities in proptest::collection::vec(0.1..100.0f64, RESOURCES),
+        flows in proptest::collection::vec(any_flow(), 3),
+    ) {
+        const STEPS: u32 = 12;
+        let flows: Vec<Flow> = flows.into_iter().map(|flow| Flow { count: 1, ..flow }).collect();
+        let alone: Vec<f64> = flows
+            .iter()
+            .map(|flow| {
+                let by_resource = flow.uses.iter().map(|(resource, use_)| capacities[*resource] / use_);
+                by_resource.fold(flow.limit.unwrap_or(f64::INFINITY), f64::min)
+            })
+            .collect();
+        let sorted = |mut rates: Vec<f64>| {
+            rates.sort_by(f64::total_cmp);
+            rates
+        };
+        let fair = sorted(rates(&share(&capacities, &flows)));
+        for at in 0..(STEPS + 1).pow(3) {
+            let step = |flow: u32| f64::from(at / (STEPS + 1).pow(flow) % (STEPS + 1)) / f64::from(STEPS);
+            let other: Vec<Share> = (0..3)
+                .map(|flow| Share { rate: step(flow) * alone[flow as usize], stop: Stop::Nothing })
+                .collect();
+            let used = used(&flows, &other);
+            if used.iter().zip(&capacities).any(|(used, capacity)| used > capacity) {
+                continue;
+            }
+            let other = sorted(rates(&other));
+            let first = fair.iter().zip(&other).find(|(a, b)| !is_close(**a, **b));
+            prop_assert!(first.is_none_or(|(fair, other)| fair > other), "{:?} {:?}", fair, other);
+        }
+    }
+
     #[test]
     fn equal_flows_have_equal_rates((capacities, mut flows) in any_flows()) {
         flows.push(flows[0].clone());

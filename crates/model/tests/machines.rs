@@ -227,6 +227,137 @@ fn bad_machine_files_name_the_field_and_what_is_expected() {
 }
 
 #[test]
+fn the_example_of_the_page_is_a_machine_and_the_page_has_its_bounds() {
+    let page = include_str!("../../../docs/formats/machine.md");
+    let (_, rest) = page.split_once("```toml\n").expect("an example");
+    let (example, _) = rest.split_once("```").expect("an end");
+    assert_rate(rate(example, "worst", 1), 5e9 / 1.3);
+    for bound in [
+        "64 at most",
+        "4,096 at most",
+        "2,048 at most",
+        "1,024 at most",
+    ] {
+        assert!(page.contains(bound), "{bound}");
+    }
+}
+
+#[test]
+fn an_error_names_the_entry_and_the_line_of_the_file() {
+    let nodes = "[[node]]\ncount = 3\ncpus = 1\nread_bytes_per_s = 1e9\n";
+    let link =
+        |to: &str, rate: &str| format!("[[link]]\nnodes = [0, {to}]\nbytes_per_s = {rate}\n");
+    let device = |node: &str| {
+        format!("[[device]]\ncount = 2\nname = \"d\"\nnode = {node}\nread_bytes_per_s = 1e9\n")
+    };
+    let name = "name = \"x\"\n";
+    let right = format!("{name}{nodes}{}{}", link("1", "1e9"), link("2", "1e9"));
+    assert!(parse("m.toml", &right).is_ok());
+    for (text, part) in [
+        (
+            format!("{right}{}", nodes.replace("1e9", "0")),
+            "node[1].read",
+        ),
+        (
+            format!("{name}{nodes}{}{}", link("1", "1e9"), link("2", "0")),
+            "link[1].bytes_per_s",
+        ),
+        (
+            format!("{right}{}{}", device("0"), device("7")),
+            "device[1].node",
+        ),
+        (format!("{name}{nodes}count_of_cpus = 3\n"), "line 6: "),
+        (format!("\n\n= 3\n{name}{nodes}"), "line 3: "),
+    ] {
+        assert_refused(&text, &[part]);
+    }
+}
+
+#[test]
+fn numbers_of_equal_parts_are_bounded_together() {
+    let many = |entry: &str, count| SMALL.to_owned() + &entry.repeat(count);
+    let devices = "[[device]]\nname = \"\"\nnode = 0\nread_bytes_per_s = 1\ncount = 1024\n";
+    assert_refused(&many(devices, 3), &["device: 1025 entries", "at most 1024"]);
+    let nodes = "[[node]]\ncpus = 1\nread_bytes_per_s = 1\ncount = 64\n";
+    assert_refused(&many(nodes, 3), &["node: 66 entries", "at most 64"]);
+}
+
+#[test]
+fn names_are_one_line() {
+    let long = "x".repeat(1000);
+    for name in ["\\u001b[2J", "two\\nlines", long.as_str()] {
+        assert_refused(&SMALL.replace("small", name), &["name", "one line"]);
+        assert_refused(&SMALL.replace("disk", name), &["device[0].name"]);
+    }
+}
+
+#[test]
+fn traffic_that_is_not_given_has_its_default() {
+    let text = SMALL.replace("[[node]]", "[traffic]\nread_with = 1.6\n[[node]]");
+    // Only data go over the links, 1.6 bytes of each.
+    assert_rate(rate(&text, "worst", 4), 5e9);
+}
+
+/// Two nodes with CPUs and one without, each linked with the others.
+fn with_expander() -> String {
+    let link = |a, b| format!("[[link]]\nnodes = [{a}, {b}]\nbytes_per_s = 4e9\n");
+    let expander = "[[node]]\ncpus = 0\nread_bytes_per_s = 10e9\n";
+    format!("{SMALL}{expander}{}{}", link(0, 2), link(1, 2))
+}
+
+#[test]
+fn native_pages_are_also_on_nodes_without_cpus() {
+    // The expander is two hops from node 0. Frames there, on node 1 and on node 0 take 1.5, 1.25 and 1 of the local time.
+    let link = "[[link]]\nnodes = [0, 2]\nbytes_per_s = 4e9\n";
+    let far = with_expander().replace(link, "");
+    let far = far.replace("[1, 1.5]", "[1, 1.5, 2]");
+    assert_rate(rate(&far, "native", 1), 3e9 / 1.25);
+    let small = "name = \"small\"\n";
+    let half = far.replace(small, &format!("{small}native_local_share = 0.5\n"));
+    assert_rate(rate(&half, "native", 1), 3e9 / 1.1875);
+}
+
+#[test]
+fn threads_are_on_nodes_with_cpus() {
+    // The node after node 1 has no CPUs.
+    let text = with_expander().replace("node = 0", "node = 1");
+    for placement in ["TRLCPL", "TRLCPR", "TRRCPL", "TRRCPR"] {
+        assert_rate(rate(&text, placement, 1), 1e9);
+    }
+    // No thread runs beside this device.
+    let text = with_expander().replace("node = 0", "node = 2");
+    let machine = parse("m.toml", &text).expect("a machine");
+    let names: Vec<String> = names(&machine).into_iter().map(|(name, _)| name).collect();
+    for (name, is_there) in [
+        ("TRLCPL", false),
+        ("TRLCPR", true),
+        ("TRRCPL", true),
+        ("TLORP0I0", true),
+    ] {
+        assert_eq!(names.iter().any(|n| n == name), is_there, "{name}");
+    }
+}
+
+#[test]
+fn a_first_host_without_cpus_has_no_threads() {
+    let host = |name: &str, cpus: u32| {
+        format!("[[node]]\nhost = \"{name}\"\ncpus = {cpus}\nread_bytes_per_s = 1e9\n")
+    };
+    let text = format!(
+        "name = \"x\"\n{}{}{}",
+        host("a", 0),
+        host("b", 1),
+        host("c", 1)
+    );
+    let machine = parse("m.toml", &text).expect("a machine");
+    let refused = predict_placement(&machine, Placement::Proper, 1).expect_err("no CPUs");
+    assert!(
+        refused.to_string().contains("CPUs on its first host"),
+        "{refused}"
+    );
+}
+
+#[test]
 fn two_hosts_are_not_linked() {
     let text = SMALL
         .replace("count = 2\n", "count = 1\nhost = \"a\"\n")
@@ -276,6 +407,18 @@ fn a_probe_gives_a_machine() {
 }
 
 #[test]
+fn the_name_of_a_probed_machine_says_that_virtual_nodes_share_memory() {
+    let on = |kernel_node: u32| {
+        let node = "{\"id\": 1, \"cpus\": 2";
+        let text = REPORT.replace("{\"id\": 0", "{\"kernel_node\": 0, \"id\": 0");
+        let text = text.replace(node, &format!("{node}, \"kernel_node\": {kernel_node}"));
+        parse("report.json", &text).expect("a machine").name
+    };
+    assert_eq!(on(1), "Measured 9000");
+    assert!(on(0).contains("share memory"), "{}", on(0));
+}
+
+#[test]
 fn a_probe_with_three_matrices_is_enough() {
     let text = r#"{"read_bandwidth_bytes_per_s": [[10, 5], [5, 10]], "write_bandwidth_bytes_per_s": [[8, 4], [4, 8]], "latency_ns": [[1, 2], [2, 1]]}"#;
     let machine = parse("report.json", text).expect("a machine");
@@ -301,7 +444,12 @@ fn bad_reports_name_the_field() {
         (
             "\"home_node\": 1",
             "\"home_node\": 5",
-            vec!["device[0].node"],
+            vec!["devices[0].home_node"],
+        ),
+        (
+            "20000000000, 5",
+            "2e20, 5",
+            vec!["read_bandwidth_bytes_per_s", "at most"],
         ),
         ("\"one_cpu\"", "\"one_cpu\": 3, \"x\"", vec!["line"]),
     ] {

@@ -65,6 +65,15 @@ fn a_hit_is_a_copy() {
 }
 
 #[test]
+fn the_example_of_the_page_is_a_trace() {
+    let page = include_str!("../../../docs/formats/placement-trace.md");
+    let (_, rest) = page.split_once("```json\n").expect("an example");
+    let (example, _) = rest.split_once("```").expect("an end");
+    let lines: Vec<&str> = example.lines().collect();
+    assert!(rate(&lines, 3) > 0.0);
+}
+
+#[test]
 fn a_thread_goes_on_with_its_mix() {
     let half_remote = REMOTE.replace("\"thread\":9", "\"thread\":7");
     // The mean time of a byte: (1/3 + 1/2.4) / 2 ns.
@@ -112,6 +121,11 @@ fn bad_lines_are_named_with_the_remedy() {
         (with("4096", "18446744073709551615"), "bytes"),
         (with("\"read\"", "\"erase\""), "erase"),
         (with("\"thread\":7,", ""), "thread"),
+        (
+            with("\"frame\":0,", "\"frames\":0,"),
+            "missing field `frame`",
+        ),
+        (with("\"device\":null,", ""), "missing field `device`"),
     ] {
         let mut trace = Trace::new(&machine);
         trace.add(LOCAL.as_bytes()).expect("a right line");

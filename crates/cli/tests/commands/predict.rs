@@ -43,6 +43,19 @@ fn the_machines_of_the_papers_are_listed_and_predicted() {
             .as_array()
             .is_some_and(|rows| rows.len() > 10)
     );
+    // The paper's values of what the model does not predict.
+    let text = succeed(&mut bench(&["judged"]));
+    assert!(
+        text.contains("figure 13: Proper is up to 60 % better"),
+        "{text}"
+    );
+    let not_predicted = judged["not_predicted"].as_array().expect("a list");
+    assert!(
+        not_predicted
+            .iter()
+            .all(|result| result["reason"].is_string())
+    );
+    assert!(!not_predicted.is_empty());
 }
 
 #[test]
