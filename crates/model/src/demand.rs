@@ -88,6 +88,9 @@ impl<'m> Demand<'m> {
     }
 
     fn take_route(&mut self, carries: Carries, from: usize, to: usize, amount: f64) {
+        if amount <= 0.0 {
+            return;
+        }
         for (link, part) in self.machine.routes.parts(carries, from, to) {
             self.take(Resource::Link(link), part * amount);
         }

@@ -2,6 +2,7 @@
 //!
 //! Lines are added up as they come, by thread and places. So memory does not grow with the number of lines, and a trace may have any number.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
@@ -85,6 +86,8 @@ pub struct Trace<'m> {
     /// Bytes by thread and places.
     bytes: Vec<BTreeMap<Places, u128>>,
     places: usize,
+    /// The threads as flows. Several predictions share them, because a long trace takes long to turn into flows.
+    flows: OnceCell<Vec<Flow>>,
 }
 
 impl<'m> Trace<'m> {
@@ -96,12 +99,14 @@ impl<'m> Trace<'m> {
             positions: BTreeMap::new(),
             bytes: Vec::new(),
             places: 0,
+            flows: OnceCell::new(),
         }
     }
 
     /// Adds the next line. Empty lines count, and have no access.
     pub fn add(&mut self, line: &[u8]) -> Result<(), TraceError> {
         self.lines += 1;
+        self.flows.take();
         let at = self.lines;
         self.add_access(line)
             .map_err(|problem| TraceError::Line { line: at, problem })
@@ -214,8 +219,11 @@ impl<'m> Trace<'m> {
                 threads: self.bytes.len(),
             });
         }
-        let flows: Vec<Flow> = self.bytes[..wanted].iter().map(|b| self.flow(b)).collect();
-        Ok(predict(self.machine, &flows))
+        let all = || self.bytes.iter().map(|bytes| self.flow(bytes)).collect();
+        Ok(predict(
+            self.machine,
+            &self.flows.get_or_init(all)[..wanted],
+        ))
     }
 
     /// Returns a thread whose bytes are of all its accesses, in their proportions.

@@ -154,6 +154,23 @@ fn a_trace_has_the_threads_that_it_has() {
 }
 
 #[test]
+fn a_line_after_a_prediction_counts() {
+    let machine = machine();
+    let mut trace = Trace::new(&machine);
+    let half_remote = REMOTE.replace("\"thread\":9", "\"thread\":7");
+    for (line, expected) in [
+        (LOCAL, 3e9),
+        (&half_remote, 2.0 / (1.0 / 3e9 + 1.0 / 2.4e9)),
+    ] {
+        trace.add(line.as_bytes()).expect("a right line");
+        assert_rate(
+            trace.predict(1).expect("a prediction").bytes_per_s,
+            expected,
+        );
+    }
+}
+
+#[test]
 fn threads_are_bounded() {
     let machine = machine();
     let mut trace = Trace::new(&machine);

@@ -15,6 +15,8 @@ use crate::plan::Plan;
 const LINE_BYTES: usize = 64;
 /// The part of a node's free memory that a probe may use.
 const SHARE: u64 = 4;
+/// What the bytes of streams are before the first stream writes. No byte is ever 0: some machines write lines of zeros twice as fast as others.
+pub(crate) const FILL: u8 = 255;
 /// Distance of the pages whose node is checked.
 const CHECK_EVERY: usize = 512 << 10;
 
@@ -47,9 +49,10 @@ impl Buffer {
         Ok(Buffer::from_parts(mapping, chain, huge_bytes))
     }
 
-    /// Makes a buffer of memory that is there: first the chain, and streams in the rest.
+    /// Makes a buffer of memory that is there: first the chain, and streams in the rest. Fills both.
     pub(crate) fn from_parts(mapping: Mapping, chain: usize, huge_bytes: usize) -> Buffer {
         make_chain(&mapping, 0..chain);
+        mapping.stream_write(chain..mapping.len(), FILL);
         Buffer {
             chain: 0..chain,
             chain_at: AtomicUsize::new(0),

@@ -129,6 +129,7 @@ fn rounded(nanoseconds: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::buffer::FILL;
     use crate::example::buffer;
     use jericho_sys::affinity;
 
@@ -143,14 +144,14 @@ mod tests {
         };
         let set = 1 << 20;
         assert_eq!(migration(&cpus[..1], &cpus[..1], &buffer, set), Ok(None));
-        assert_eq!(first(buffer.stream.start), 0);
+        assert_eq!(first(buffer.stream.start), FILL);
         if cpus.len() > 1 {
             let cost = migration(&cpus[..1], &cpus[1..2], &buffer, set).unwrap();
             assert!(cost.unwrap() > 0.0);
             // The last move has written all lines of the set, and none beyond.
             let mut lines = (buffer.stream.start..buffer.stream.start + set).step_by(64);
             assert!(lines.all(|at| first(at) == MOVES as u8));
-            assert_eq!(first(buffer.stream.start + set), 0);
+            assert_eq!(first(buffer.stream.start + set), FILL);
         }
     }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use jericho_sys::memory::Mapping;
 use jericho_sys::process::thread_cpu_time;
 
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, FILL};
 use crate::threads::{Reason, on_cpu_beside, on_each_cpu_together};
 
 /// Bytes of a stream between two looks at the clock.
@@ -113,15 +113,17 @@ impl<'a> Streams<'a> {
             Access::Read => {
                 black_box(self.mapping.stream_read(stream.at..end));
             }
-            // Never 0, which is the value of bytes that no stream has written.
-            Access::Write => self
-                .mapping
-                .stream_write(stream.at..end, (stream.bytes / CHUNK_BYTES % 255 + 1) as u8),
+            Access::Write => self.mapping.stream_write(stream.at..end, value(stream)),
         }
         stream.bytes += end - stream.at;
         let is_at_end = end == stream.part.end;
         stream.at = if is_at_end { stream.part.start } else { end };
     }
+}
+
+/// Returns what a stream writes next: never 0 (see [`FILL`]), and never `FILL`.
+fn value(stream: &Stream) -> u8 {
+    (stream.bytes / CHUNK_BYTES % usize::from(FILL - 1) + 1) as u8
 }
 
 /// Returns how much CPU time the thread has used since. Never 0, because callers divide by it.
@@ -161,7 +163,8 @@ mod tests {
         let is_written = |at| {
             let mut byte = [0];
             buffer.mapping.copy_out(at, &mut byte);
-            byte != [0]
+            assert_ne!(byte, [0], "zeros may be faster than other bytes");
+            byte != [FILL]
         };
         starts.map(is_written).collect()
     }
