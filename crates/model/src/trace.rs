@@ -121,8 +121,7 @@ impl<'m> Trace<'m> {
         if line.trim_ascii().is_empty() {
             return Ok(());
         }
-        let line: Line = serde_json::from_slice(line)
-            .map_err(|e| format!("{e} (docs/formats/placement-trace.md has the format)"))?;
+        let line: Line = serde_json::from_slice(line).map_err(|e| problem_of(&e))?;
         let places = self.places_of(&line)?;
         if !(1..=BYTES_MAX).contains(&line.bytes) {
             return Err(format!(
@@ -236,6 +235,14 @@ impl<'m> Trace<'m> {
         }
         demand.flow(1)
     }
+}
+
+/// Returns what is wrong with the JSON of a line. The error counts lines from the start of its text, which is one line of the trace: only the column counts.
+fn problem_of(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let problem = text.split(" at line ").next().unwrap_or(&text);
+    let column = error.column();
+    format!("{problem}, at column {column} (docs/formats/placement-trace.md has the format)")
 }
 
 /// Adds an access: a copy between buffer and frame, and a transfer between frame and device. Without a frame, the transfer is direct.
