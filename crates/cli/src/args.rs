@@ -1002,8 +1002,8 @@ The papers' applications Dedup, Ferret, Metis, Borealis, HBase, BDB, TPC-C, TPC-
 
 Placements: TRLCPL, TRLCPR, TRRCPL, TRRCPR say whether the transfer between device and cached page, and the copy between cached page and program, \
 are local or remote. TLORPLIR, TLORPRIR, TRORPLIR, TRORPRIR, TLORP0I0, TRORP0I0 say the same of direct I/O: the transfer, and the CPU that uses the \
-data. proper and best: all is local. worst: threads are far from the cached pages. bad: buffers are far from the device, too. native: the kernel \
-chooses. The kernel confirms where memory and threads are.
+data. The others use the nodes in turn, wherever the device is. proper, best: threads are on the node of their cached pages or buffers. worst, bad: \
+threads are far from these. native: the kernel chooses. The kernel confirms where memory and threads are.
 
 In a directory, bench makes directories of its own and removes them. It writes to no device without --force.
 

@@ -91,6 +91,14 @@ impl Kind {
         }
     }
 
+    /// Returns the number of threads that use the same memory, one after the other, and so belong on the same node.
+    pub fn threads_together(self) -> usize {
+        match self {
+            Kind::Stream => 2,
+            _ => 1,
+        }
+    }
+
     /// Returns the numbers of threads that the papers have, those of the figure for a range.
     pub fn paper_threads(self) -> &'static [usize] {
         match self {

@@ -40,7 +40,8 @@ pub enum Way {
 pub struct Placement {
     /// The name of the papers.
     pub name: &'static str,
-    /// The buffer or the cached page, seen from the device.
+    /// The buffer or the cached page, seen from the device. For a placement that is no transfer of table I or II the device does not matter:
+    /// `Local` is a node, each in turn.
     pub transfer: Side,
     /// The processor: with direct I/O seen from the buffer, else from the cached page.
     pub usage: Use,
@@ -60,10 +61,10 @@ const fn transfers(name: &'static str, way: Way, transfer: Side, usage: Use) -> 
     }
 }
 
-const fn general(name: &'static str, transfer: Side, usage: Side) -> Placement {
+const fn general(name: &'static str, memory: Side, usage: Side) -> Placement {
     Placement {
         name,
-        transfer,
+        transfer: memory,
         usage: Use::Load(usage),
         only: None,
         needs_device_node: false,
@@ -87,10 +88,9 @@ pub const PLACEMENTS: [Placement; 15] = [
     general("proper", Local, Local),
     general("best", Local, Local),
     general("native", Free, Free),
-    // Figure 10 has no device: the threads are far from the cached pages.
+    // The threads are far from the cached pages, and in figure 13 from their buffers.
     general("worst", Local, Remote),
-    // Figure 13: all accesses are remote.
-    general("bad", Remote, Remote),
+    general("bad", Local, Remote),
 ];
 
 impl Placement {
@@ -106,6 +106,11 @@ impl Placement {
                 names.join(", ")
             ))
         })
+    }
+
+    /// Returns whether the name says that all transfers are reads (the *OR* of table I).
+    pub fn reads_only(&self) -> bool {
+        self.only == Some(Way::Direct)
     }
 
     /// Fails if the placement is not for workloads that reach their data in this way.

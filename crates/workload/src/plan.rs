@@ -14,7 +14,7 @@ use crate::machine::{self, Machine};
 use crate::placement::Placement;
 use crate::record::{FORMAT, MachineRecord, Record, SAMPLED, SeatRecord, latencies};
 use crate::run::{self, Outcome, Timing};
-use crate::seats::seats;
+use crate::seats::{Places, seats};
 use crate::target::{HomeOf, Scratch, Target, free_bytes};
 use crate::work;
 
@@ -108,14 +108,12 @@ impl<'a> Plan<'a> {
         }
         let paths: Vec<PathBuf> = targets.iter().map(|target| target.path.clone()).collect();
         let nodes: Vec<_> = targets.iter().map(|target| target.node).collect();
-        let is_jericho = targets.iter().any(|target| target.is_jericho);
-        seats(
-            topology,
-            options.placement,
-            &nodes,
-            targets.len(),
-            is_jericho,
-        )?;
+        let places = Places {
+            device_nodes: &nodes,
+            is_jericho: targets.iter().any(|target| target.is_jericho),
+            together: 1,
+        };
+        seats(topology, options.placement, places, targets.len())?;
         Ok(Plan {
             topology,
             home_of,
@@ -172,14 +170,13 @@ impl<'a> Plan<'a> {
             false => None,
         };
         let nodes = self.nodes(scratch.as_ref(), planned)?;
-        let (placement, is_jericho) = (self.options.placement, self.is_jericho());
-        let seats = seats(
-            self.topology,
-            placement,
-            &nodes,
-            planned.threads,
-            is_jericho,
-        )?;
+        let placement = self.options.placement;
+        let places = Places {
+            device_nodes: &nodes,
+            is_jericho: self.is_jericho(),
+            together: planned.kind.threads_together(),
+        };
+        let seats = seats(self.topology, placement, places, planned.threads)?;
         let case = Case {
             topology: self.topology,
             kind: planned.kind,

@@ -19,8 +19,8 @@ pub struct Seat {
     pub thread: Option<NodeId>,
 }
 
-/// Returns the node that is farthest from `from` among those that `suits`. Returns `from` if there is no other.
-fn farthest(topology: &Topology, from: NodeId, suits: impl Fn(NodeId) -> bool) -> NodeId {
+/// Returns the node that is farthest from `from` among those that `suits`. Returns `None` if there is no other.
+fn farthest(topology: &Topology, from: NodeId, suits: impl Fn(NodeId) -> bool) -> Option<NodeId> {
     let distances = topology.node(from).map_or(&[][..], |node| &node.distances);
     let others = topology
         .nodes
@@ -33,30 +33,75 @@ fn farthest(topology: &Topology, from: NodeId, suits: impl Fn(NodeId) -> bool) -
         let steps = (id.0 + count - from.0) % count;
         (distance, std::cmp::Reverse(steps))
     };
-    others
-        .map(|node| node.id)
-        .max_by_key(|id| key(*id))
-        .unwrap_or(from)
+    others.map(|node| node.id).max_by_key(|id| key(*id))
 }
 
-/// Returns the seats of `count` threads. Thread `i` uses the device with the home node `device_nodes[i % len]`. If the node of a device is
-/// unknown, its threads have the nodes in turn, as those of *Jericho*, figure 10, have: there no device matters.
+fn has_cpus(topology: &Topology, id: NodeId) -> bool {
+    topology.node(id).is_some_and(|node| !node.cpus.is_empty())
+}
+
+/// Returns the node of threads that are local to a node's memory. Fails if this process may not use the CPUs there.
+fn local_thread(topology: &Topology, frame: NodeId) -> Result<NodeId> {
+    let node = topology.thread_node(frame);
+    match has_cpus(topology, node) {
+        true => Ok(node),
+        false => Err(Error::new(format!(
+            "node {} has no CPU that this process may use, so no thread can be local to its memory; widen the CPUs of the process (taskset, numactl, cpuset), or use native",
+            node.0
+        ))),
+    }
+}
+
+/// Returns a node whose CPUs or memory are remote, or the only node of a machine with one. Fails if the machine has more nodes, and none suits.
+fn remote(
+    topology: &Topology,
+    from: NodeId,
+    what: &str,
+    suits: impl Fn(NodeId) -> bool,
+) -> Result<NodeId> {
+    match farthest(topology, from, suits) {
+        Some(node) => Ok(node),
+        // Notes of the run say that effects of locality cannot appear here.
+        None if topology.nodes.len() == 1 => Ok(from),
+        None => Err(Error::new(format!(
+            "there is no other node than {} with {what} that this process may use, so nothing can be remote; widen what it may use (taskset, numactl, cpuset), or use best or native",
+            from.0
+        ))),
+    }
+}
+
+/// What decides the seats of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Places<'a> {
+    /// The home nodes of the devices: thread `i` uses the device with the node `device_nodes[i % len]`.
+    pub device_nodes: &'a [Option<NodeId>],
+    /// Whether these are the home nodes of slices, whose caches have the pages.
+    pub is_jericho: bool,
+    /// This many threads one after the other are on the same node: [`crate::kind::Kind::threads_together`].
+    pub together: usize,
+}
+
+/// Returns the seats of `count` threads. The papers' transfers put memory and threads relative to the device. The other placements give threads the
+/// nodes in turn, as *Jericho*, figures 10 and 13, does, wherever the device is: else all threads would share the CPUs of the device's node.
 ///
-/// `is_jericho` tells that these are the home nodes of slices. A page is in its slice's cache, so placements that move cached pages are refused.
+/// On a Jericho mount a page is in its slice's cache, so placements that move cached pages are refused.
 pub fn seats(
     topology: &Topology,
     placement: Placement,
-    device_nodes: &[Option<NodeId>],
+    places: Places,
     count: usize,
-    is_jericho: bool,
 ) -> Result<Vec<Seat>> {
-    if is_jericho && (placement.needs_device_node || placement.transfer == Side::Remote) {
+    let Places {
+        device_nodes,
+        is_jericho,
+        together,
+    } = places;
+    if is_jericho && placement.needs_device_node {
         return Err(Error::new(format!(
             "the placement {} says where cached pages are, and a Jericho mount has them on the home node of their slice; use best, worst or native",
             placement.name
         )));
     }
-    let has_cpus = |id: NodeId| topology.node(id).is_some_and(|node| !node.cpus.is_empty());
     let has_memory = |id: NodeId| {
         topology
             .node(id)
@@ -66,37 +111,43 @@ pub fn seats(
         .nodes
         .iter()
         .map(|node| node.id)
-        .filter(|id| has_cpus(*id))
+        .filter(|id| has_cpus(topology, *id))
         .collect();
+    let in_turn = |index: usize| {
+        let turn = index / together.max(1);
+        let node = threads.get(turn % threads.len().max(1)).copied();
+        node.ok_or_else(|| Error::new("no node has CPUs that this process may use"))
+    };
     let place = |index: usize| {
         let device = device_nodes
             .get(index % device_nodes.len().max(1))
             .copied()
             .flatten();
-        if placement.needs_device_node && device.is_none() {
-            return Err(Error::new(format!(
-                "the placement {} needs the node of the device, which the kernel does not tell; name it in a topology file, or use proper or worst",
-                placement.name
-            )));
-        }
         let base = match device {
-            Some(node) => node,
-            None => *threads
-                .get(index % threads.len().max(1))
-                .ok_or_else(|| Error::new("no node has CPUs that this process may use"))?,
+            Some(node) if is_jericho || placement.needs_device_node => node,
+            None if placement.needs_device_node => {
+                return Err(Error::new(format!(
+                    "the placement {} needs the node of the device, which the kernel does not tell; name it in a topology file, or use proper or worst",
+                    placement.name
+                )));
+            }
+            _ => in_turn(index)?,
         };
         let frame = match placement.transfer {
             Side::Free => None,
             Side::Local => Some(base),
-            // Without a device's node, pages are remote only as the processor sees them.
-            Side::Remote if device.is_none() => Some(base),
-            Side::Remote => Some(farthest(topology, base, has_memory)),
+            Side::Remote => Some(remote(topology, base, "memory", has_memory)?),
         };
         let thread = match (placement.usage, frame) {
             (Use::None, Some(frame)) | (Use::Load(Side::Local), Some(frame)) => {
-                Some(topology.thread_node(frame))
+                Some(local_thread(topology, frame)?)
             }
-            (Use::Load(Side::Remote), Some(frame)) => Some(farthest(topology, frame, has_cpus)),
+            (Use::Load(Side::Remote), Some(frame)) => {
+                // The CPUs nearest to memory without CPUs are local to it.
+                let near = topology.thread_node(frame);
+                let suits = |id: NodeId| id != near && has_cpus(topology, id);
+                Some(remote(topology, frame, "CPUs", suits)?)
+            }
             _ => None,
         };
         Ok(Seat {
@@ -112,7 +163,7 @@ impl Seat {
     /// Binds the calling thread to its node, and the pages that it allocates to the frame's node. Fails with a message that names the node.
     pub fn take(&self, topology: &Topology) -> Result<()> {
         if let Some(node) = self.thread {
-            let cpus = topology.cpus_of(node);
+            let cpus = topology.node(node).map_or(&[][..], |node| &node.cpus);
             affinity::set(None, cpus).doing(format_args!("run on node {}", node.0))?;
             let allowed = affinity::get(None).doing("read the CPUs of a thread")?;
             if let Some(other) = allowed.iter().find(|cpu| !cpus.contains(cpu)) {
@@ -154,54 +205,142 @@ mod tests {
         Topology::from_spec("virtual:2").unwrap()
     }
 
-    fn seat(
+    fn seats_of(
+        topology: &Topology,
         name: &str,
         device: Option<u16>,
-        is_jericho: bool,
-    ) -> Result<(Option<u16>, Option<u16>)> {
-        let placement = Placement::named(name).unwrap();
-        let nodes = [device.map(NodeId)];
-        let seats = seats(&topology(), placement, &nodes, 1, is_jericho)?;
-        Ok((
-            seats[0].frame.map(|id| id.0),
-            seats[0].thread.map(|id| id.0),
-        ))
+        count: usize,
+    ) -> Result<Vec<Seat>> {
+        let places = Places {
+            device_nodes: &[device.map(NodeId)],
+            is_jericho: false,
+            together: 1,
+        };
+        seats(topology, Placement::named(name)?, places, count)
+    }
+
+    /// Returns the nodes of frame and thread of each of four threads that use a device on node 1.
+    fn four(name: &str) -> Vec<(u16, u16)> {
+        let seats = seats_of(&topology(), name, Some(1), 4).unwrap();
+        let pair = |seat: &Seat| (seat.frame.unwrap().0, seat.thread.unwrap().0);
+        seats.iter().map(pair).collect()
     }
 
     #[test]
-    fn each_placement_puts_frame_and_thread_where_its_name_says() {
-        let on = |frame, thread| Ok((Some(frame), Some(thread)));
-        assert_eq!(seat("TRLCPL", Some(0), false), on(0, 0));
-        assert_eq!(seat("TRLCPR", Some(0), false), on(0, 1));
-        assert_eq!(seat("TRRCPL", Some(0), false), on(1, 1));
-        assert_eq!(seat("TRRCPR", Some(0), false), on(1, 0));
-        assert_eq!(seat("TLORPRIR", Some(1), false), on(1, 0));
-        assert_eq!(seat("TRORP0I0", Some(1), false), on(0, 0));
-        assert_eq!(seat("best", Some(1), false), on(1, 1));
-        assert_eq!(seat("worst", Some(1), false), on(1, 0));
-        assert_eq!(seat("bad", Some(1), false), on(0, 1));
-        assert_eq!(seat("bad", None, false), on(0, 1));
-        assert_eq!(seat("native", Some(1), false), Ok((None, None)));
+    fn the_papers_transfers_put_frame_and_thread_where_their_names_say() {
+        assert_eq!(four("TRLCPL"), [(1, 1); 4]);
+        assert_eq!(four("TRLCPR"), [(1, 0); 4]);
+        assert_eq!(four("TRRCPL"), [(0, 0); 4]);
+        assert_eq!(four("TRRCPR"), [(0, 1); 4]);
+        assert_eq!(four("TLORPRIR"), [(1, 0); 4]);
+        assert_eq!(four("TRORP0I0"), [(0, 0); 4]);
+    }
+
+    #[test]
+    fn the_other_placements_use_all_nodes_wherever_the_device_is() {
+        assert_eq!(four("best"), [(0, 0), (1, 1), (0, 0), (1, 1)]);
+        assert_eq!(four("proper"), four("best"));
+        assert_eq!(four("worst"), [(0, 1), (1, 0), (0, 1), (1, 0)]);
+        assert_eq!(four("bad"), four("worst"));
+        let native = seats_of(&topology(), "native", Some(1), 1).unwrap();
+        assert_eq!((native[0].frame, native[0].thread), (None, None));
     }
 
     #[test]
     fn on_a_jericho_mount_only_threads_move() {
-        assert_eq!(seat("best", Some(1), true), Ok((Some(1), Some(1))));
-        assert_eq!(seat("worst", Some(1), true), Ok((Some(1), Some(0))));
-        for name in ["TRLCPL", "TRRCPL", "bad"] {
-            let refused = seat(name, Some(1), true).unwrap_err().to_string();
+        let slice = |name| {
+            let places = Places {
+                device_nodes: &[Some(NodeId(1))],
+                is_jericho: true,
+                together: 1,
+            };
+            seats(&topology(), Placement::named(name)?, places, 2)
+        };
+        for (name, thread) in [("best", 1), ("worst", 0), ("bad", 0)] {
+            for seat in slice(name).unwrap() {
+                assert_eq!(
+                    (seat.frame, seat.thread),
+                    (Some(NodeId(1)), Some(NodeId(thread))),
+                    "{name}"
+                );
+            }
+        }
+        for name in ["TRLCPL", "TRRCPL"] {
+            let refused = slice(name).unwrap_err().to_string();
             assert!(refused.contains("use best, worst or native"), "{refused}");
         }
     }
 
     #[test]
-    fn without_the_devices_node_transfers_are_refused_and_others_take_nodes_in_turn() {
-        let refused = seat("TRLCPL", None, false).unwrap_err().to_string();
-        assert!(refused.contains("topology file"), "{refused}");
-        let best = Placement::named("best").unwrap();
-        let taken = seats(&topology(), best, &[None], 3, false).unwrap();
+    fn threads_of_a_pair_are_on_one_node() {
+        let places = Places {
+            device_nodes: &[None],
+            is_jericho: false,
+            together: crate::kind::Kind::Stream.threads_together(),
+        };
+        let taken = seats(&topology(), Placement::named("best").unwrap(), places, 6).unwrap();
         let threads: Vec<_> = taken.iter().map(|seat| seat.thread.unwrap().0).collect();
-        assert_eq!(threads, [0, 1, 0]);
+        assert_eq!(threads, [0, 0, 1, 1, 0, 0]);
+    }
+
+    #[test]
+    fn without_the_devices_node_transfers_are_refused() {
+        let refused = seats_of(&topology(), "TRLCPL", None, 1);
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("topology file"), "{refused}");
+        assert!(seats_of(&topology(), "best", None, 1).is_ok());
+    }
+
+    #[test]
+    fn nothing_is_called_remote_or_local_that_cannot_be() {
+        // As with taskset on the CPUs of node 0: node 1 has CPUs, but none for this process.
+        let mut confined = topology();
+        confined.nodes[1].cpus.clear();
+        confined.nodes[1].nearest_cpu_node = NodeId(0);
+        for name in ["worst", "bad", "TRLCPR"] {
+            let refused = seats_of(&confined, name, Some(0), 1).unwrap_err();
+            assert!(refused.to_string().contains("no other node"), "{refused}");
+        }
+        let refused = seats_of(&confined, "TRLCPL", Some(1), 1).unwrap_err();
+        assert!(
+            refused.to_string().contains("node 1 has no CPU"),
+            "{refused}"
+        );
+        let best = seats_of(&confined, "best", Some(1), 2).unwrap();
+        assert!(best.iter().all(|seat| seat.thread == Some(NodeId(0))));
+        // Effects of locality cannot appear on one node, which a note of the run says.
+        let one = Topology::from_spec("virtual:1").unwrap();
+        assert_eq!(
+            seats_of(&one, "worst", None, 1).unwrap()[0].thread,
+            Some(NodeId(0))
+        );
+        let absent = Seat {
+            thread: Some(NodeId(1)),
+            ..Seat::default()
+        };
+        assert!(
+            std::thread::spawn(move || absent.take(&confined))
+                .join()
+                .unwrap()
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn memory_without_cpus_is_remote_to_all_but_the_nearest_cpus() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = "node 0 cpus=0 memory=1G\nnode 1 memory=1G\ndevice /dev/null node=0\n";
+        std::fs::write(file.path(), text).unwrap();
+        let expander = Topology::from_spec(file.path().to_str().unwrap()).unwrap();
+        let near = seats_of(&expander, "TRRCPL", Some(0), 1).unwrap();
+        assert_eq!(
+            (near[0].frame, near[0].thread),
+            (Some(NodeId(1)), Some(NodeId(0)))
+        );
+        for name in ["TRRCPR", "worst"] {
+            let refused = seats_of(&expander, name, Some(0), 1).unwrap_err();
+            assert!(refused.to_string().contains("no other node"), "{refused}");
+        }
     }
 
     #[test]

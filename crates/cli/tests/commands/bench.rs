@@ -147,7 +147,7 @@ fn a_mount_is_measured_with_threads_on_its_slices_nodes_and_off_them() {
         );
         assert_eq!(record["local_share"], 1.0, "{record}");
     }
-    let moved = ["--placement", "bad", "--topology", "virtual:2"];
+    let moved = ["--placement", "TRRCPL", "--topology", "virtual:2"];
     let refused = fail(jericho(["bench", "scan"]).arg(volume.mnt()).args(moved), 1);
     assert!(refused.contains("home node of their slice"), "{refused}");
     assert!(is_empty(&volume.mnt()));

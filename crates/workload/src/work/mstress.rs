@@ -24,7 +24,10 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Vec<Thread<'a>> {
         seat: Seat {
             device: None,
             frame: node,
-            thread: node.map(|node| case.topology.thread_node(node)),
+            // This load may be remote to its memory, if the process may not use the CPUs there.
+            thread: node
+                .and_then(|node| case.topology.node(node))
+                .map(|node| node.nearest_cpu_node),
         },
         make: Box::new(move || {
             let seat = Seat {

@@ -10,16 +10,14 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use jericho_sys::node_memory::NodeBuffer;
-use jericho_topology::{NodeId, Topology};
+use jericho_topology::NodeId;
 
 use super::files::Cached;
 use crate::buffer;
 use crate::case::Case;
 use crate::error::{Error, Result};
-use crate::frames::buffer_share;
 use crate::meter::Meter;
 use crate::run::{Progress, Thread, Worker};
-use crate::seats::Seat;
 
 /// *Implications*, IV.C.4.
 const DESCRIPTORS: usize = 128 << 10;
@@ -102,8 +100,6 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
         }
         let sink = dir.join(format!("sink.{pair}"));
         Ok(Box::new(Writer {
-            topology: case.topology.clone(),
-            seat: seat.clone(),
             file: Cached::open(case, seat, &sink, request_bytes)?,
             take: ends.take.take()?,
             give: ends.give.take()?,
@@ -163,8 +159,6 @@ impl Worker for Reader {
 }
 
 struct Writer {
-    topology: Topology,
-    seat: Seat,
     file: Cached,
     take: Receiver<NodeBuffer>,
     give: Sender<NodeBuffer>,
@@ -192,6 +186,6 @@ impl Worker for Writer {
     }
 
     fn local_share(&self, thread: NodeId) -> Option<f64> {
-        buffer_share(&self.topology, &self.seat, thread)
+        self.file.local_share(thread)
     }
 }
