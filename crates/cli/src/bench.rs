@@ -50,6 +50,8 @@ fn measure(args: &BenchArgs) -> Outcome {
     let _claims = written
         .map(|target| served::claim(&target.path, false, "write to"))
         .collect::<Result<Vec<_>, _>>()?;
+    // Each thread of zmio has several.
+    jericho_sys::limits::raise_open_files();
     let plan = Plan::new(&topology, targets, &home_of, options).map_err(failure)?;
     let mut out = args.out.as_deref().map(open_out).transpose()?;
     // A second signal ends the program at once.

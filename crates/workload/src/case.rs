@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use jericho_topology::Topology;
 
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::kind::{Kind, Variant};
 use crate::placement::Placement;
@@ -51,6 +52,8 @@ pub struct Case<'a> {
     pub scale: Scale,
     /// Makes the same offsets and bytes each time.
     pub seed: u64,
+    /// How direct transfers are made.
+    pub engine: Engine,
     /// Threads that load the memory of the threads' nodes at the same time: *Implications*, figure 4c.
     pub with_mstress: bool,
 }
@@ -88,5 +91,85 @@ impl<'a> Case<'a> {
                 }
             })
             .collect()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::seats::{Places, seats};
+    use jericho_topology::NodeId;
+
+    /// A run of one or more threads on two virtual nodes, in a directory whose device is on node 1.
+    pub(crate) struct Story {
+        topology: Topology,
+        kind: Kind,
+        placement: Placement,
+        targets: Vec<Target>,
+        scratch: Scratch,
+        seats: Vec<Seat>,
+        pub(crate) scale: Scale,
+        // Removed after its contents.
+        _root: tempfile::TempDir,
+    }
+
+    impl Story {
+        pub(crate) fn new(kind: Kind, placement: &str) -> Story {
+            Story::with(kind, placement, 1, 1)
+        }
+
+        /// Makes `count` targets on one filesystem.
+        pub(crate) fn with(kind: Kind, placement: &str, threads: usize, count: usize) -> Story {
+            let topology = Topology::from_spec("virtual:2").unwrap();
+            // On a disk, because /tmp may be without direct I/O.
+            let built = std::env::current_exe().unwrap();
+            let root = tempfile::tempdir_in(built.parent().unwrap()).unwrap();
+            let targets = (0..count).map(|number| {
+                let path = root.path().join(format!("target.{number}"));
+                std::fs::create_dir(&path).unwrap();
+                Target {
+                    path,
+                    is_directory: true,
+                    is_jericho: false,
+                    node: Some(NodeId(1)),
+                }
+            });
+            let targets: Vec<Target> = targets.collect();
+            let placement = Placement::named(placement).unwrap();
+            let places = Places {
+                device_nodes: &[Some(NodeId(1))],
+                is_jericho: false,
+                together: kind.threads_together(),
+            };
+            Story {
+                seats: seats(&topology, placement, places, threads).unwrap(),
+                scratch: Scratch::make(&targets, threads).unwrap(),
+                topology,
+                kind,
+                placement,
+                targets,
+                scale: Scale {
+                    data_bytes: 1 << 20,
+                    as_paper: false,
+                },
+                _root: root,
+            }
+        }
+
+        pub(crate) fn case(&self) -> Case<'_> {
+            Case {
+                topology: &self.topology,
+                kind: self.kind,
+                variant: self.kind.variants()[0],
+                targets: &self.targets,
+                scratch: Some(&self.scratch),
+                placement: self.placement,
+                seats: &self.seats,
+                scale: self.scale,
+                seed: 1,
+                engine: Engine::default(),
+                with_mstress: false,
+            }
+        }
     }
 }

@@ -6,31 +6,62 @@ use jericho_storage::{Device, OpenOptions, open_device};
 
 use crate::case::Case;
 use crate::error::{Error, Result};
+use crate::placement::{Use, Way};
 use crate::random;
 
-/// Opens the device of an instance, or a file in its directory, for direct I/O. Fills a new file with `bytes` bytes.
-pub(crate) fn open_direct(case: &Case, index: usize, bytes: u64) -> Result<Arc<dyn Device>> {
-    let Some(scratch) = case.scratch else {
-        let target = &case.targets[index % case.targets.len()];
+/// The devices of a run. Each is open once, because the kernel lets nobody open a block device again while it is open for writing.
+pub(crate) struct Devices(Vec<Arc<dyn Device>>);
+
+impl Devices {
+    /// Opens the devices of a run. Opens nothing if the run has directories.
+    pub(crate) fn open(case: &Case) -> Result<Devices> {
+        let named = match case.scratch {
+            None => case.targets,
+            Some(_) => &[],
+        };
+        let devices = named.iter().map(|target| {
+            let options = OpenOptions {
+                read_only: !case.variant.writes,
+                ..OpenOptions::default()
+            };
+            open_device(&target.path, options).map_err(|error| Error::new(error.to_string()))
+        });
+        devices.collect::<Result<_>>().map(Devices)
+    }
+
+    /// Returns the device of an instance. In a directory, makes a file for it, with `bytes` bytes.
+    pub(crate) fn of(&self, case: &Case, index: usize, bytes: u64) -> Result<Arc<dyn Device>> {
+        let Some(scratch) = case.scratch else {
+            return Ok(self.0[index % self.0.len()].clone());
+        };
         let options = OpenOptions {
-            read_only: !case.variant.writes,
+            create_size: Some(bytes),
             ..OpenOptions::default()
         };
-        let device = open_device(&target.path, options);
-        return device.map_err(|error| Error::new(error.to_string()));
+        let path = scratch.dir(index).join(format!("data.{index}"));
+        let device = open_device(&path, options).map_err(|error| Error::new(error.to_string()))?;
+        // Space that was never written is read without the device.
+        random::pieces(case.seed ^ index as u64, bytes, |at, piece| {
+            Ok(device.write_at(at, piece)?)
+        })?;
+        device.flush()?;
+        Ok(device)
+    }
+}
+
+/// Returns whether the placement has the thread add up all bytes that it has read. The papers' placements of direct I/O say so. Of the others,
+/// zmIO adds up, as its paper's uses do, and dd does not.
+pub(crate) fn adds(case: &Case, without_name: bool) -> bool {
+    let says = match case.placement.only {
+        Some(Way::Direct) => true,
+        _ => without_name,
     };
-    let options = OpenOptions {
-        create_size: Some(bytes),
-        ..OpenOptions::default()
-    };
-    let path = scratch.dir(index).join(format!("data.{index}"));
-    let device = open_device(&path, options).map_err(|error| Error::new(error.to_string()))?;
-    // Space that was never written is read without the device.
-    random::pieces(case.seed ^ index as u64, bytes, |at, piece| {
-        Ok(device.write_at(at, piece)?)
-    })?;
-    device.flush()?;
-    Ok(device)
+    says && !case.variant.writes && matches!(case.placement.usage, Use::Load(_))
+}
+
+/// Returns the sum of bytes.
+pub(crate) fn sum(bytes: &[u8]) -> u64 {
+    bytes.iter().map(|byte| u64::from(*byte)).sum()
 }
 
 /// Returns the number of whole requests that a device has room for. Fails if there is none.

@@ -10,6 +10,7 @@
 pub mod buffer;
 pub mod case;
 mod direct;
+pub mod engine;
 pub mod error;
 mod frames;
 pub mod kind;

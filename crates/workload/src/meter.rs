@@ -65,7 +65,12 @@ impl Meter {
 
     /// Counts an operation that ends now.
     pub fn count(&mut self, done: Done) {
-        let took = done.began.elapsed().min(LATENCY_MAX);
+        self.count_ended(done, Instant::now());
+    }
+
+    /// Counts an operation that has ended at this moment.
+    pub fn count_ended(&mut self, done: Done, at: Instant) {
+        let took = at.saturating_duration_since(done.began).min(LATENCY_MAX);
         // A latency beyond the bounds counts as the bound.
         self.latency_ns.saturating_record(took.as_nanos() as u64);
         self.operations += 1;

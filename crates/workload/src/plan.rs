@@ -8,6 +8,7 @@ use jericho_sys::limits::Memory;
 use jericho_topology::{NodeId, Topology};
 
 use crate::case::{Case, Scale};
+use crate::engine::Engine;
 use crate::error::{Context, Error, Result};
 use crate::kind::{Kind, Variant};
 use crate::machine::{self, Machine};
@@ -187,6 +188,7 @@ impl<'a> Plan<'a> {
             seats: &seats,
             scale: self.scale,
             seed: self.options.seed,
+            engine: Engine::default(),
             with_mstress: self.options.with_mstress,
         };
         let timing = Timing {
@@ -196,7 +198,10 @@ impl<'a> Plan<'a> {
         let threads = work::threads(&case)?;
         let outcome = run::run(self.topology, &self.machine, threads, timing, interrupted)?;
         let seats = seats.iter().map(SeatRecord::from).collect();
-        Ok(self.record(planned, seats, &outcome))
+        let mut record = self.record(planned, seats, &outcome);
+        record.engine = case.engine.used();
+        record.notes.extend(case.engine.notes());
+        Ok(record)
     }
 
     fn record(&self, planned: &Planned, seats: Vec<SeatRecord>, outcome: &Outcome) -> Record {
@@ -222,6 +227,7 @@ impl<'a> Plan<'a> {
             data_bytes: self.scale.data_bytes,
             as_paper: self.options.as_paper,
             seed: self.options.seed,
+            engine: Vec::new(),
             throughput_bytes_per_s: rate(moved),
             read_bytes_per_s: rate(meter.read_bytes),
             written_bytes_per_s: rate(meter.written_bytes),
@@ -292,7 +298,8 @@ fn runs_of(
     let variants = kind
         .variants()
         .iter()
-        .filter(|variant| are_directories || !variant.writes || options.may_destroy);
+        .filter(|variant| are_directories || !variant.writes || options.may_destroy)
+        .filter(|variant| !(variant.writes && options.placement.reads_only()));
     let pairs = variants.flat_map(|variant| threads.iter().map(move |count| (*variant, *count)));
     let pairs: Vec<(Variant, usize)> = pairs.collect();
     let each = BUDGET / pairs.len().max(1) as u32;

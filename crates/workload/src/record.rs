@@ -53,6 +53,8 @@ pub struct Record {
     pub as_paper: bool,
     /// Seed of offsets and contents.
     pub seed: u64,
+    /// How direct transfers were made. Empty for workloads whose files are cached.
+    pub engine: Vec<String>,
     /// Bytes moved per second.
     pub throughput_bytes_per_s: f64,
     /// Bytes read per second.

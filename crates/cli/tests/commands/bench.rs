@@ -6,7 +6,11 @@ use std::path::Path;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
+use super::support::loops::Loop;
 use super::support::{Volume, fail, jericho, succeed};
+
+/// Short runs.
+const BRIEF: [&str; 4] = ["--seconds", "0.2", "--threads", "2"];
 
 /// Short runs on two virtual nodes.
 const SHORT: [&str; 6] = [
@@ -23,14 +27,19 @@ fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// Runs the workload and returns the records.
+/// Runs the workload on two virtual nodes and returns the records.
 fn bench(workload: &str, target: &Path, more: &[&str]) -> Vec<Value> {
+    bench_with(workload, target, &[&SHORT[4..], more].concat())
+}
+
+/// Runs the workload and returns the records.
+fn bench_with(workload: &str, target: &Path, more: &[&str]) -> Vec<Value> {
     let out = directory();
     let lines = out.path().join("results.jsonl");
     let mut command = jericho(["bench", workload]);
     command
         .arg(target)
-        .args(SHORT)
+        .args(BRIEF)
         .args(more)
         .arg("--out")
         .arg(&lines);
@@ -168,6 +177,46 @@ fn a_device_is_read_and_never_written_without_force() {
     assert!(std::fs::read(&device).unwrap() == bytes);
     assert_eq!(bench("zmio", &device, &["--force"]).len(), 3);
     assert!(std::fs::read(&device).unwrap() != bytes);
+}
+
+#[test]
+fn several_threads_write_to_one_block_device() {
+    let dir = directory();
+    let file = dir.path().join("device");
+    std::fs::write(&file, vec![7u8; 8 << 20]).unwrap();
+    let Some(device) = Loop::over(&file) else {
+        return;
+    };
+    let records = bench("zmio", &device.0, &["--force"]);
+    let written = records
+        .iter()
+        .find(|record| record["variant"] == "write-1m");
+    assert_eq!(written.unwrap()["threads"], 2);
+    assert_eq!(written.unwrap()["engine"][0], "direct I/O");
+}
+
+#[test]
+fn names_of_reads_make_no_writes() {
+    let dir = directory();
+    let topology = dir.path().join("topology");
+    let data = dir.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    let text = format!(
+        "node 0 cpus=0\nnode 1 cpus=0\ndevice {} node=1\n",
+        data.display()
+    );
+    std::fs::write(&topology, text).unwrap();
+    let named = ["--placement", "TLORPLIR", "--topology"];
+    let records = bench_with(
+        "zmio",
+        &data,
+        &[&named[..], &[topology.to_str().unwrap()]].concat(),
+    );
+    let variants: Vec<&str> = records
+        .iter()
+        .map(|record| record["variant"].as_str().unwrap())
+        .collect();
+    assert_eq!(variants, ["read-64k", "read-1m"]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use jericho_topology::{NodeId, Topology};
 
 use crate::buffer;
 use crate::case::Case;
-use crate::direct::{first_request, open_direct, requests_of};
+use crate::direct::{self, Devices, first_request, requests_of};
 use crate::error::Result;
 use crate::frames::buffer_share;
 use crate::meter::{Done, Meter};
@@ -20,19 +20,11 @@ use crate::seats::Seat;
 pub const FILE_BYTES: u64 = 1 << 30;
 
 pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
-    let request_bytes = case.variant.request_bytes;
     let bytes = case.scale.file_bytes(FILE_BYTES, case.seats.len(), 1 << 20);
+    let devices = Devices::open(case)?;
     Ok(case.each(move |index, seat| {
-        let device = open_direct(case, index, bytes)?;
-        let requests = requests_of(&*device, request_bytes)?;
-        Ok(Box::new(Dd {
-            topology: case.topology.clone(),
-            seat: seat.clone(),
-            buffer: buffer::on(case.topology, seat.frame, request_bytes)?,
-            device,
-            requests,
-            next: first_request(case, index, requests),
-        }) as Box<dyn Worker>)
+        let dd = Dd::open(case, &devices, index, seat, bytes)?;
+        Ok(Box::new(dd) as Box<dyn Worker>)
     }))
 }
 
@@ -44,6 +36,29 @@ struct Dd {
     /// Number of requests that the device has room for, and the next one.
     requests: u64,
     next: u64,
+    /// Whether the thread adds all bytes up that it has read.
+    adds: bool,
+    sum: u64,
+}
+
+impl Dd {
+    fn open(case: &Case, devices: &Devices, index: usize, seat: &Seat, bytes: u64) -> Result<Dd> {
+        let request_bytes = case.variant.request_bytes;
+        let device = devices.of(case, index, bytes)?;
+        let target = &case.targets[index % case.targets.len()].path;
+        case.engine.note(case.placement, target, &*device, None)?;
+        let requests = requests_of(&*device, request_bytes)?;
+        Ok(Dd {
+            topology: case.topology.clone(),
+            seat: seat.clone(),
+            buffer: buffer::on(case.topology, seat.frame, request_bytes)?,
+            device,
+            requests,
+            next: first_request(case, index, requests),
+            adds: direct::adds(case, false),
+            sum: 0,
+        })
+    }
 }
 
 impl Worker for Dd {
@@ -56,11 +71,36 @@ impl Worker for Dd {
             written_bytes: 0,
             began,
         });
+        if self.adds {
+            let sum = direct::sum(&self.buffer);
+            self.sum = std::hint::black_box(self.sum.wrapping_add(sum));
+        }
         self.next = (self.next + 1) % self.requests;
         Ok(Progress::More)
     }
 
     fn local_share(&self, thread: NodeId) -> Option<f64> {
         buffer_share(&self.topology, &self.seat, thread)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::case::tests::Story;
+    use crate::kind::Kind;
+
+    #[test]
+    fn dd_adds_up_its_bytes_only_if_the_name_of_the_placement_says_so() {
+        for (name, adds) in [("TLORPLIR", true), ("TLORP0I0", false), ("best", false)] {
+            let story = Story::new(Kind::Dd, name);
+            let case = story.case();
+            let devices = Devices::open(&case).unwrap();
+            let mut dd = Dd::open(&case, &devices, 0, &case.seats[0], 1 << 20).unwrap();
+            let mut meter = Meter::new().unwrap();
+            dd.step(&mut meter).unwrap();
+            assert_eq!(meter.read_bytes, 512 << 10);
+            assert_eq!(dd.sum > 0, adds, "{name}");
+        }
     }
 }
