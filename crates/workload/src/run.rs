@@ -240,11 +240,14 @@ fn occupy(
     tell: &Sender<Event>,
 ) -> Result<Meter> {
     each.seat.take(topology)?;
+    // Each operation writes to the meter, so its memory is local to the thread. The reset touches it.
+    let mut meter = Meter::new()?;
+    meter.reset();
+    each.seat.bind_pages(topology)?;
     let mut worker = (each.make)()?;
     // The receiver may have seen enough.
     let _ = tell.send(Event::Made);
     phases.wait_for_begin();
-    let mut meter = Meter::new()?;
     let mut is_measured = false;
     while !phases.is_at_least(Phase::Stop) {
         if !is_measured && phases.is_at_least(Phase::Measure) {

@@ -160,7 +160,7 @@ pub fn seats(
 }
 
 impl Seat {
-    /// Binds the calling thread to its node, and the pages that it allocates to the frame's node. Fails with a message that names the node.
+    /// Binds the calling thread to its node. Fails with a message that names the node.
     pub fn take(&self, topology: &Topology) -> Result<()> {
         if let Some(node) = self.thread {
             let cpus = topology.node(node).map_or(&[][..], |node| &node.cpus);
@@ -173,7 +173,36 @@ impl Seat {
                 )));
             }
         }
+        Ok(())
+    }
+
+    /// Binds all pages that the calling thread allocates from now on to the frame's node: those of the page cache, and those of its heap.
+    pub fn bind_pages(&self, topology: &Topology) -> Result<()> {
         set_thread_policy(self.kernel_node(topology)).doing("set the memory policy of a thread")
+    }
+
+    /// Ends [`Seat::bind_pages`]: pages come from the node of the thread again.
+    pub fn unbind_pages(&self) -> Result<()> {
+        match self.frame {
+            Some(_) => set_thread_policy(None).doing("reset the memory policy of a thread"),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs `access`, and binds the pages of the page cache that it allocates to the frame's node. For threads with memory of their own, which is no
+    /// part of the paper's placements of cached pages.
+    pub(crate) fn with_bound_pages<T>(
+        &self,
+        topology: &Topology,
+        access: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        if self.frame.is_none() {
+            return access();
+        }
+        self.bind_pages(topology)?;
+        let result = access();
+        self.unbind_pages()?;
+        result
     }
 
     /// Returns the kernel's number of the node that the memory of the seat is bound to.

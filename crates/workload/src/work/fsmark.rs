@@ -24,18 +24,26 @@ pub const FILES: u64 = 128;
 pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
     let scratch = case.scratch()?;
     let dir = |index: usize| scratch.dir(index).join(format!("dir.{index}"));
-    let dirs: Arc<[PathBuf]> = (0..case.seats.len()).map(dir).collect();
-    for dir in dirs.iter() {
+    // As in the paper, the instance of a device chooses among directories of that device.
+    let targets = case.targets.len().min(case.seats.len());
+    let own = |target: usize| (target..case.seats.len()).step_by(targets);
+    let dirs: Vec<Arc<[PathBuf]>> = (0..targets)
+        .map(|target| own(target).map(dir).collect())
+        .collect();
+    for dir in dirs.iter().flat_map(|dirs| dirs.iter()) {
         fs::create_dir(dir).at(dir, "make it")?;
     }
-    let seats: Option<Arc<[Seat]>> = case.is_jericho().then(|| case.seats.into());
+    let seats: Vec<Arc<[Seat]>> = (0..targets)
+        .map(|target| own(target).map(|index| case.seats[index].clone()).collect())
+        .collect();
     Ok(case.each(move |index, seat| {
+        let (dirs, seats) = (&dirs[index % targets], &seats[index % targets]);
         let mut bytes = buffer::on(case.topology, seat.thread, case.variant.request_bytes)?;
         random::fill(case.seed, &mut bytes);
         Ok(Box::new(Fsmark {
             topology: case.topology.clone(),
             seat: seat.clone(),
-            seats: seats.clone(),
+            seats: case.is_jericho().then(|| seats.clone()),
             dirs: dirs.clone(),
             random: random::Random::new(case.seed ^ index as u64),
             file_bytes: case.variant.request_bytes,
@@ -82,5 +90,31 @@ impl Worker for Fsmark {
             // New pages come from the node that the policy of the thread says.
             None => buffer_share(&self.topology, &self.seat, thread),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::case::tests::Story;
+    use crate::kind::Kind;
+
+    #[test]
+    fn a_thread_makes_files_on_its_own_device_only() {
+        let story = Story::with(Kind::Fsmark, "best", 4, 2);
+        let case = story.case();
+        let scratch = case.scratch.unwrap();
+        let files = |index: usize| {
+            let dir = scratch.dir(index).join(format!("dir.{index}"));
+            fs::read_dir(dir).unwrap().count()
+        };
+        let thread = threads(&case).unwrap().swap_remove(1);
+        let mut worker = (thread.make)().unwrap();
+        let mut meter = Meter::new().unwrap();
+        for _ in 0..64 {
+            worker.step(&mut meter).unwrap();
+        }
+        assert_eq!((files(0), files(2)), (0, 0));
+        assert!(files(1) > 0 && files(3) > 0);
     }
 }

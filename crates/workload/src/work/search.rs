@@ -20,6 +20,7 @@ use crate::meter::{Done, Meter};
 use crate::random::Random;
 use crate::run::{Progress, Thread, Worker};
 use crate::seats::Seat;
+use crate::target::Scratch;
 
 /// *Implications*, IV.C.5: 100 directories of 100 files of 10 MB, and tables of 128 MB.
 pub const CORPUS_BYTES: u64 = 100 << 30;
@@ -33,36 +34,71 @@ const WORDS: u64 = 50_000;
 /// Memory of an entry of a table besides its word, about.
 const ENTRY_BYTES: usize = 16;
 
+/// The part of a run in one target: as in the paper, instances of different devices share nothing.
+struct Instance {
+    files: Arc<[PathBuf]>,
+    /// The next file of the list that its threads share.
+    next: Arc<AtomicUsize>,
+    /// The seats of its threads.
+    seats: Arc<[Seat]>,
+}
+
+impl Instance {
+    /// Returns the instance of target `target` of `targets`, with `count` files.
+    fn new(
+        case: &Case,
+        scratch: &Scratch,
+        (target, targets): (usize, usize),
+        count: usize,
+    ) -> Self {
+        let own = || (target..case.seats.len()).step_by(targets);
+        let dirs: Vec<usize> = own().collect();
+        let path = |number: usize| {
+            let dir = scratch.dir(dirs[number % dirs.len()]);
+            dir.join(format!("corpus.{}", number / FILES_PER_DIR))
+                .join(format!("text.{number}"))
+        };
+        Instance {
+            files: (0..count).map(path).collect(),
+            next: Arc::default(),
+            seats: own().map(|index| case.seats[index].clone()).collect(),
+        }
+    }
+}
+
 pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
     let scratch = case.scratch()?;
     let corpus = case.scale.file_bytes(CORPUS_BYTES, 1, 1 << 20);
     // A small corpus has as many files as there are threads, at least, so that all have work.
     let file_bytes = (corpus / case.seats.len() as u64).clamp(64 << 10, FILE_BYTES);
-    let count = (corpus / file_bytes).max(1) as usize;
-    let path = |number: usize| {
-        let dir = scratch.dir(number % case.seats.len());
-        dir.join(format!("corpus.{}", number / FILES_PER_DIR))
-            .join(format!("text.{number}"))
-    };
-    let files: Arc<[PathBuf]> = (0..count).map(path).collect();
-    let next = Arc::new(AtomicUsize::new(0));
+    let targets = case.targets.len().min(case.seats.len());
+    let count = (corpus / file_bytes / targets as u64).max(1) as usize;
+    let instances: Vec<Instance> = (0..targets)
+        .map(|target| Instance::new(case, scratch, (target, targets), count))
+        .collect();
     let table_bytes = match case.scale.as_paper {
         true => TABLE_BYTES,
         // In proportion to the corpus, so that tables are written here, too.
         false => ((corpus / 800) as usize).clamp(64 << 10, TABLE_BYTES),
     };
-    let seats: Arc<[Seat]> = case.seats.into();
     Ok(case.each(move |index, seat| {
-        for number in (index..files.len()).step_by(case.seats.len()) {
-            write_text(&files[number], file_bytes, case.seed ^ number as u64)?;
+        let instance = &instances[index % targets];
+        let own = (index / targets..count).step_by(instance.seats.len());
+        for number in own {
+            let seed = case.seed ^ (number * targets + index % targets) as u64;
+            write_text(&instance.files[number], file_bytes, seed)?;
         }
+        // The tables are memory of the program. Those of the paper are local to its threads, also where copies are remote.
+        seat.unbind_pages()?;
         Ok(Box::new(Search {
             topology: case.topology.clone(),
-            seats: seats.clone(),
-            files: files.clone(),
-            next: next.clone(),
+            seat: seat.clone(),
+            seats: instance.seats.clone(),
+            files: instance.files.clone(),
+            next: instance.next.clone(),
             reading: None,
             buffer: buffer::on(case.topology, seat.thread, case.variant.request_bytes)?,
+            request_bytes: case.variant.request_bytes,
             word: Vec::new(),
             table: HashMap::new(),
             table_bytes: 0,
@@ -92,13 +128,16 @@ fn write_text(path: &Path, bytes: u64, seed: u64) -> Result<()> {
 
 struct Search {
     topology: Topology,
+    seat: Seat,
     seats: Arc<[Seat]>,
     files: Arc<[PathBuf]>,
     /// The next file of the shared list.
     next: Arc<AtomicUsize>,
     /// The file that the thread reads, with its number.
     reading: Option<(File, usize)>,
+    /// A whole page at least, so longer than a request.
     buffer: NodeBuffer,
+    request_bytes: usize,
     /// The begin of a word whose end is in the next piece.
     word: Vec<u8>,
     /// The files of each word, as numbers.
@@ -133,6 +172,11 @@ impl Search {
 
     /// Writes the table to a file and empties it. Returns the number of bytes.
     fn write_table(&mut self) -> Result<u64> {
+        let (topology, seat) = (self.topology.clone(), self.seat.clone());
+        seat.with_bound_pages(&topology, || self.write_table_bound())
+    }
+
+    fn write_table_bound(&mut self) -> Result<u64> {
         let path = self
             .dir
             .join(format!("index.{}.{}", self.index, self.tables % TABLES));
@@ -164,7 +208,8 @@ impl Worker for Search {
                 (File::open(path).at(path, "open it")?, number)
             }
         };
-        let read = std::io::Read::read(&mut file, &mut self.buffer);
+        let request = &mut self.buffer[..self.request_bytes];
+        let read = std::io::Read::read(&mut file, request);
         let read = read.at(&self.files[number], "read it")?;
         for at in 0..read {
             match self.buffer[at] {
@@ -189,7 +234,89 @@ impl Worker for Search {
     }
 
     fn local_share(&self, thread: NodeId) -> Option<f64> {
-        // Any thread may read any file.
+        // Any thread of the instance may read any of its files.
         mean_share(&self.topology, &self.seats, thread)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::case::tests::Story;
+    use crate::kind::Kind;
+
+    /// Runs some steps of each thread, in its seat. Returns what all of them counted, and calls `look` in each thread.
+    fn steps(story: &Story, count: usize, look: impl Fn() + Sync) -> Meter {
+        let case = story.case();
+        let mut all = Meter::new().unwrap();
+        for thread in threads(&case).unwrap() {
+            let look = &look;
+            let run = move || {
+                thread.seat.bind_pages(case_topology()).unwrap();
+                let mut worker = (thread.make)().unwrap();
+                let mut meter = Meter::new().unwrap();
+                for _ in 0..count {
+                    worker.step(&mut meter).unwrap();
+                }
+                look();
+                meter
+            };
+            let meter = std::thread::scope(|scope| scope.spawn(run).join().unwrap());
+            all.add(&meter).unwrap();
+        }
+        all
+    }
+
+    fn case_topology() -> &'static Topology {
+        static TOPOLOGY: std::sync::OnceLock<Topology> = std::sync::OnceLock::new();
+        TOPOLOGY.get_or_init(|| Topology::from_spec("virtual:2").unwrap())
+    }
+
+    #[test]
+    fn a_read_is_2_kib_although_the_buffer_is_a_page() {
+        let meter = steps(&Story::new(Kind::Search, "best"), 10, || ());
+        assert_eq!(meter.operations, 10);
+        assert_eq!(meter.read_bytes, 10 * 2048);
+    }
+
+    #[test]
+    fn tables_are_on_the_node_of_the_thread_whatever_the_policy_of_cached_pages() {
+        // Without NUMA in the kernel there are no policies.
+        let Ok(maps) = std::fs::read_to_string("/proc/thread-self/numa_maps") else {
+            return;
+        };
+        assert!(maps.contains(" default "), "{maps}");
+        steps(&Story::new(Kind::Search, "worst"), 1, || {
+            let maps = std::fs::read_to_string("/proc/thread-self/numa_maps").unwrap();
+            assert!(maps.contains("[heap]") || maps.contains(" anon="), "{maps}");
+            let heap = maps.lines().filter(|line| !line.contains("file="));
+            let bound = heap.filter(|line| line.contains(" bind:"));
+            // The buffer of 2 KiB is bound by itself.
+            assert!(bound.count() <= 1, "{maps}");
+        });
+    }
+
+    #[test]
+    fn instances_of_different_devices_share_no_files() {
+        let story = Story::with(Kind::Search, "best", 5, 2);
+        let case = story.case();
+        let scratch = case.scratch.unwrap();
+        let of = |target| Instance::new(&case, scratch, (target, 2), 6);
+        for target in 0..2 {
+            let instance = of(target);
+            let roots: BTreeSet<PathBuf> = instance
+                .files
+                .iter()
+                .map(|file| file.ancestors().nth(2).unwrap().to_owned())
+                .collect();
+            let own: BTreeSet<PathBuf> = (target..5)
+                .step_by(2)
+                .map(|index| scratch.dir(index).to_owned())
+                .collect();
+            assert_eq!(roots, own);
+            assert_eq!(instance.seats.len(), own.len());
+        }
     }
 }
