@@ -1025,7 +1025,7 @@ pub struct BenchArgs {
     /// Numbers of threads; a run is made for each [default: as the papers, or up to the number of CPUs]
     #[arg(long, value_name = "N,N,...", value_delimiter = ',')]
     pub threads: Vec<u32>,
-    /// Length of each measurement in seconds [default: so that a workload ends within a minute]
+    /// Length of each measurement in seconds [default: so that a workload ends within a minute; with --as-paper 30, after 30 that are discarded]
     #[arg(long, value_name = "N")]
     pub seconds: Option<f64>,
     /// Append a line of JSON for each run to this file

@@ -20,6 +20,7 @@ pub mod placement;
 pub mod plan;
 mod random;
 pub mod record;
+pub mod room;
 pub mod run;
 pub mod seats;
 pub mod target;

@@ -14,9 +14,10 @@ use crate::kind::{Kind, Variant};
 use crate::machine::{self, Machine};
 use crate::placement::Placement;
 use crate::record::{FORMAT, MachineRecord, Record, SAMPLED, SeatRecord, latencies};
+use crate::room;
 use crate::run::{self, Outcome, Timing};
-use crate::seats::{Places, seats};
-use crate::target::{HomeOf, Scratch, Target, free_bytes};
+use crate::seats::{Places, Seat, seats};
+use crate::target::{HomeOf, Scratch, Target};
 use crate::work;
 
 /// Time in which one workload ends without a request for another.
@@ -29,6 +30,8 @@ const DATA_BYTES_MIN: u64 = 16 << 20;
 const FILL_BYTES_PER_S: u64 = 200 << 20;
 /// Time before a measurement.
 const WARM_UP: Duration = Duration::from_millis(500);
+/// Time of one measurement with the papers' sizes: an iteration of *Jericho*, III.B. The first iteration is discarded.
+const ITERATION: Duration = Duration::from_secs(30);
 /// Bounds of the time of one measurement without a request.
 const MEASURED: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
@@ -65,8 +68,19 @@ pub struct Planned {
     pub variant: Variant,
     /// Number of threads.
     pub threads: usize,
+    /// Time before the measurement.
+    pub warm_up: Duration,
     /// Its length.
     pub measured: Duration,
+    /// Most bytes of its files together. 0 on devices.
+    pub data_bytes: u64,
+}
+
+impl Planned {
+    /// Returns how long it takes, as a guess.
+    fn duration(&self) -> Duration {
+        fill_time(self.data_bytes) + self.warm_up + self.measured
+    }
 }
 
 /// All runs of a command.
@@ -94,7 +108,11 @@ impl<'a> Plan<'a> {
         if targets.is_empty() || (!are_directories && targets.iter().any(|one| one.is_directory)) {
             return Err(Error::new("name directories or devices, not both"));
         }
-        let scale = scale(&targets, &options)?;
+        let filesystems = match are_directories {
+            true => room::filesystems(&targets)?,
+            false => Vec::new(),
+        };
+        let scale = scale(room::least_free(&filesystems), &options)?;
         let mut runs = Vec::new();
         for kind in &options.kinds {
             options.placement.check(kind.way(), kind.name())?;
@@ -106,6 +124,18 @@ impl<'a> Plan<'a> {
                 )));
             }
             runs.extend(runs_of(*kind, topology, &options, are_directories, scale)?);
+        }
+        for run in &runs {
+            if are_directories {
+                let files = (run.threads, run.data_bytes);
+                room::check_space(run.kind, &targets, &filesystems, files, scale.as_paper)?;
+            }
+            // On which nodes it is, is known when the directories of a Jericho mount are made.
+            let seats = vec![Seat::default(); run.threads];
+            let needs = room::needs(topology, &seats, |thread| {
+                work::memory(run.kind, run.variant, run.threads, scale, thread)
+            });
+            room::check_memory(&needs, scale.as_paper)?;
         }
         let paths: Vec<PathBuf> = targets.iter().map(|target| target.path.clone()).collect();
         let nodes: Vec<_> = targets.iter().map(|target| target.node).collect();
@@ -129,11 +159,7 @@ impl<'a> Plan<'a> {
 
     /// Returns how long all runs take, as a guess.
     pub fn duration(&self) -> Duration {
-        let fill = fill_time(self.are_directories(), self.scale);
-        self.runs
-            .iter()
-            .map(|run| run.measured + WARM_UP + fill)
-            .sum()
+        self.runs.iter().map(Planned::duration).sum()
     }
 
     /// Returns the home nodes of the devices of the threads. The directories of a Jericho volume are in its slices in turn, and each slice has a node.
@@ -191,8 +217,10 @@ impl<'a> Plan<'a> {
             engine: Engine::default(),
             with_mstress: self.options.with_mstress,
         };
+        let needs = work::needs(&case);
+        room::check_memory(&needs, self.scale.as_paper)?;
         let timing = Timing {
-            warm_up: WARM_UP.min(planned.measured),
+            warm_up: planned.warm_up,
             measured: planned.measured,
         };
         let threads = work::threads(&case)?;
@@ -224,7 +252,7 @@ impl<'a> Plan<'a> {
             seats,
             with_mstress: self.options.with_mstress,
             seconds: span.seconds,
-            data_bytes: self.scale.data_bytes,
+            data_bytes: planned.data_bytes,
             as_paper: self.options.as_paper,
             seed: self.options.seed,
             engine: Vec::new(),
@@ -303,68 +331,85 @@ fn runs_of(
     let pairs = variants.flat_map(|variant| threads.iter().map(move |count| (*variant, *count)));
     let pairs: Vec<(Variant, usize)> = pairs.collect();
     let each = BUDGET / pairs.len().max(1) as u32;
-    let rest = each.saturating_sub(fill_time(are_directories, scale) + WARM_UP);
-    let measured = options
-        .seconds
-        .unwrap_or(rest.clamp(MEASURED.0, MEASURED.1));
-    let planned = pairs.into_iter().map(|(variant, threads)| Planned {
-        kind,
-        variant,
-        threads,
-        measured,
+    let planned = pairs.into_iter().map(|(variant, threads)| {
+        let data_bytes = match are_directories {
+            true => work::bytes(kind, variant, threads, scale),
+            false => 0,
+        };
+        let rest = each.saturating_sub(fill_time(data_bytes) + WARM_UP);
+        let measured = options.seconds.unwrap_or(match scale.as_paper {
+            true => ITERATION,
+            false => rest.clamp(MEASURED.0, MEASURED.1),
+        });
+        Planned {
+            kind,
+            variant,
+            threads,
+            warm_up: match scale.as_paper {
+                true => measured,
+                false => WARM_UP.min(measured),
+            },
+            measured,
+            data_bytes,
+        }
     });
     Ok(planned.collect())
 }
 
 /// Returns how long a run makes files, as a guess.
-fn fill_time(are_directories: bool, scale: Scale) -> Duration {
-    match are_directories {
-        true => Duration::from_millis(scale.data_bytes * 1000 / FILL_BYTES_PER_S),
-        false => Duration::ZERO,
-    }
+fn fill_time(data_bytes: u64) -> Duration {
+    Duration::from_millis(data_bytes * 1000 / FILL_BYTES_PER_S)
 }
 
-/// Returns the sizes for these targets. Fails if they have too little space.
-fn scale(targets: &[Target], options: &Options) -> Result<Scale> {
-    let directories = targets.iter().filter(|target| target.is_directory);
-    let free = directories.map(|target| free_bytes(&target.path));
-    let free = free.collect::<Result<Vec<u64>>>()?;
-    // Instances are spread over the targets, so the one with the least space counts for all.
-    let free = free
-        .iter()
-        .min()
-        .map(|least| least.saturating_mul(free.len() as u64));
+/// Returns the sizes of runs on filesystems of which the fullest has `free` bytes of space.
+fn scale(free: Option<u64>, options: &Options) -> Result<Scale> {
     let memory = Memory::read()
         .doing("read the size of the memory")?
         .usable_bytes();
-    let needs = |kind: &Kind| {
-        let asked = options.threads.as_deref().unwrap_or(kind.paper_threads());
-        work::paper_bytes(*kind, asked.iter().copied().max().unwrap_or(1))
-    };
-    let data_bytes = match options.as_paper {
-        true => options.kinds.iter().map(needs).max().unwrap_or(0),
-        false => DATA_BYTES_MAX
-            .min(memory / 8)
-            .min(free.unwrap_or(u64::MAX) / 4),
-    };
-    let needed = data_bytes.max(DATA_BYTES_MIN);
-    if let Some(free) = free
-        && free < needed
-    {
-        return Err(Error::new(format!(
-            "{}: has {} MiB of free space, and the run needs {} MiB; use another directory{}",
-            targets[0].path.display(),
-            free >> 20,
-            needed >> 20,
-            if options.as_paper {
-                ", or leave out --as-paper"
-            } else {
-                ""
-            }
-        )));
-    }
+    let data_bytes = DATA_BYTES_MAX
+        .min(memory / 8)
+        .min(free.unwrap_or(u64::MAX) / 4);
     Ok(Scale {
-        data_bytes,
+        data_bytes: data_bytes.max(DATA_BYTES_MIN),
         as_paper: options.as_paper,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn planned(as_paper: bool, seconds: Option<Duration>) -> Vec<Planned> {
+        let options = Options {
+            kinds: vec![Kind::Scan],
+            placement: Placement::named("native").unwrap(),
+            threads: None,
+            seconds,
+            as_paper,
+            with_mstress: false,
+            may_destroy: false,
+            seed: 1,
+        };
+        let scale = Scale {
+            data_bytes: DATA_BYTES_MAX,
+            as_paper,
+        };
+        let topology = Topology::from_spec("virtual:1").unwrap();
+        runs_of(Kind::Scan, &topology, &options, true, scale).unwrap()
+    }
+
+    #[test]
+    fn with_the_papers_sizes_a_run_has_the_papers_length_after_an_iteration_that_is_discarded() {
+        for run in planned(true, None) {
+            assert_eq!((run.warm_up, run.measured), (ITERATION, ITERATION));
+            assert_eq!(run.data_bytes, 128 << 30);
+            assert!(run.duration() > 2 * ITERATION);
+        }
+        let second = Duration::from_secs(1);
+        for run in planned(true, Some(second)) {
+            assert_eq!((run.warm_up, run.measured), (second, second));
+        }
+        let all: Duration = planned(false, None).iter().map(Planned::duration).sum();
+        assert!(all <= Duration::from_secs(60), "{all:?}");
+    }
 }

@@ -47,7 +47,7 @@ pub struct Record {
     pub with_mstress: bool,
     /// Length of the measurement.
     pub seconds: f64,
-    /// Bytes of all files of the run together, at most.
+    /// Bytes of all files of the run together, at most. 0 on devices.
     pub data_bytes: u64,
     /// Whether the sizes are the papers'.
     pub as_paper: bool,

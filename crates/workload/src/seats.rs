@@ -1,7 +1,6 @@
 //! Where the threads of a run and their memory are: one seat for each thread.
 
 use jericho_sys::affinity;
-use jericho_sys::limits;
 use jericho_sys::node_memory::set_thread_policy;
 use jericho_topology::{NodeId, Topology};
 
@@ -208,21 +207,6 @@ impl Seat {
     /// Returns the kernel's number of the node that the memory of the seat is bound to.
     pub fn kernel_node(&self, topology: &Topology) -> Option<u32> {
         self.frame.and_then(|node| topology.node(node)?.kernel_node)
-    }
-
-    /// Fails if the frame's node has less free memory than this. Otherwise the kernel might end the process for it (MPOL_BIND).
-    pub fn check_room(&self, topology: &Topology, bytes: u64) -> Result<()> {
-        let Some(node) = self.kernel_node(topology) else {
-            return Ok(());
-        };
-        match limits::node_available_bytes(node) {
-            Some(free) if free < bytes => Err(Error::new(format!(
-                "node {node} has {} MiB of free memory, and the run needs {} MiB there; use fewer threads",
-                free >> 20,
-                bytes >> 20
-            ))),
-            _ => Ok(()),
-        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a workload runs on: a directory, or a device.
 
 use std::fs;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use jericho_storage::is_remote;
@@ -96,11 +96,26 @@ impl Drop for Scratch {
     }
 }
 
-/// Returns the free bytes for this user of the filesystem that holds a path: statvfs(3).
-pub fn free_bytes(path: &Path) -> Result<u64> {
-    let stat = rustix::fs::statvfs(path).map_err(std::io::Error::from);
-    let stat = stat.at(path, "ask for the free space")?;
-    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+/// A filesystem that holds a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Filesystem {
+    /// The kernel's number of it.
+    pub device: u64,
+    /// Free bytes for this user.
+    pub free_bytes: u64,
+}
+
+impl Filesystem {
+    /// Asks for the filesystem that holds a path: stat(2), statvfs(3).
+    pub fn of(path: &Path) -> Result<Filesystem> {
+        let metadata = fs::metadata(path).at(path, "ask for its filesystem")?;
+        let stat = rustix::fs::statvfs(path).map_err(std::io::Error::from);
+        let stat = stat.at(path, "ask for the free space")?;
+        Ok(Filesystem {
+            device: metadata.dev(),
+            free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
+        })
+    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! The threads of each workload.
 
-use crate::case::Case;
+use crate::case::{Case, Scale};
 use crate::error::Result;
-use crate::kind::Kind;
+use crate::kind::{Kind, Variant};
+use crate::room::{self, Needs, ThreadMemory};
 use crate::run::Thread;
 
 mod checkpoint;
@@ -32,24 +33,58 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
     Ok(threads)
 }
 
-/// Returns the bytes of the files that a run with the papers' sizes makes.
-pub fn paper_bytes(kind: Kind, threads: usize) -> u64 {
-    let count = threads as u64;
+/// Returns the most bytes that the files of a run have together.
+pub fn bytes(kind: Kind, variant: Variant, threads: usize, scale: Scale) -> u64 {
     match kind {
-        Kind::Zmio => count * zmio::FILE_BYTES,
-        Kind::Dd => count * dd::FILE_BYTES,
-        Kind::Fsmark => {
-            let variants = kind.variants().iter();
-            let largest = variants.map(|variant| variant.request_bytes as u64).max();
-            count * fsmark::FILES * largest.unwrap_or(0)
-        }
-        Kind::Checkpoint => count * checkpoint::PART_BYTES,
-        // Each of a pair of threads has a file.
-        Kind::Stream => count * stream::FILE_BYTES,
-        Kind::Search => {
-            let tables = count * search::TABLES as u64 * search::TABLE_BYTES as u64;
-            search::CORPUS_BYTES + tables
-        }
-        Kind::Scan => scan::FILES.max(threads) as u64 * scan::FILE_BYTES,
+        Kind::Zmio => zmio::bytes(threads, scale),
+        Kind::Fsmark => fsmark::bytes(variant, threads, scale),
+        Kind::Checkpoint => checkpoint::bytes(threads, scale),
+        Kind::Stream => stream::bytes(threads, scale),
+        Kind::Search => search::bytes(threads, scale),
+        Kind::Scan => scan::bytes(threads, scale),
+        Kind::Dd => dd::bytes(threads, scale),
     }
+}
+
+/// Returns the memory that a thread of a run takes, besides cached pages.
+pub fn memory(
+    kind: Kind,
+    variant: Variant,
+    threads: usize,
+    scale: Scale,
+    index: usize,
+) -> ThreadMemory {
+    let request_bytes = variant.request_bytes as u64;
+    match kind {
+        Kind::Zmio => ThreadMemory {
+            frame_bytes: zmio::DEPTH as u64 * request_bytes,
+            thread_bytes: 0,
+        },
+        Kind::Dd => ThreadMemory {
+            frame_bytes: request_bytes,
+            thread_bytes: 0,
+        },
+        _ => ThreadMemory {
+            frame_bytes: 0,
+            thread_bytes: match kind {
+                Kind::Stream => stream::memory_bytes(variant, threads, scale, index),
+                Kind::Search => search::memory_bytes(threads, scale),
+                _ => request_bytes,
+            },
+        },
+    }
+}
+
+/// Returns the memory that a run takes, besides cached pages, by node.
+pub(crate) fn needs(case: &Case) -> Needs {
+    let count = case.seats.len();
+    let mut needs = room::needs(case.topology, case.seats, |index| {
+        memory(case.kind, case.variant, count, case.scale, index)
+    });
+    if case.with_mstress {
+        for (node, bytes) in mstress::memory(case) {
+            *needs.entry(node).or_default() += bytes;
+        }
+    }
+    needs
 }

@@ -3,20 +3,27 @@
 use jericho_topology::NodeId;
 
 use super::files::Cached;
-use crate::case::Case;
+use crate::case::{Case, Scale};
 use crate::error::Result;
 use crate::kind::Variant;
 use crate::meter::Meter;
 use crate::run::{Progress, Thread, Worker};
 
 /// *Implications*, IV.C.3: each of 32 processes has 2 GB of state.
-pub const PART_BYTES: u64 = 2 << 30;
+const PART_BYTES: u64 = 2 << 30;
+
+fn part_bytes(threads: usize, scale: Scale) -> u64 {
+    scale.file_bytes(PART_BYTES, threads, 256 << 10)
+}
+
+/// Returns the bytes of all files.
+pub fn bytes(threads: usize, scale: Scale) -> u64 {
+    threads as u64 * part_bytes(threads, scale)
+}
 
 pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
     let scratch = case.scratch()?;
-    let bytes = case
-        .scale
-        .file_bytes(PART_BYTES, case.seats.len(), 256 << 10);
+    let bytes = part_bytes(case.seats.len(), case.scale);
     let targets = case.targets.len();
     Ok(case.each(move |index, seat| {
         // One shared file for each target.

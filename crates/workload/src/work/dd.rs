@@ -8,7 +8,7 @@ use jericho_sys::node_memory::NodeBuffer;
 use jericho_topology::{NodeId, Topology};
 
 use crate::buffer;
-use crate::case::Case;
+use crate::case::{Case, Scale};
 use crate::direct::{self, Devices, first_request, requests_of};
 use crate::error::Result;
 use crate::frames::buffer_share;
@@ -17,10 +17,19 @@ use crate::run::{Progress, Thread, Worker};
 use crate::seats::Seat;
 
 /// *Jericho*, III.D: each instance reads a file of 1 GB.
-pub const FILE_BYTES: u64 = 1 << 30;
+const FILE_BYTES: u64 = 1 << 30;
+
+fn file_bytes(threads: usize, scale: Scale) -> u64 {
+    scale.file_bytes(FILE_BYTES, threads, 1 << 20)
+}
+
+/// Returns the bytes of all files.
+pub fn bytes(threads: usize, scale: Scale) -> u64 {
+    threads as u64 * file_bytes(threads, scale)
+}
 
 pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
-    let bytes = case.scale.file_bytes(FILE_BYTES, case.seats.len(), 1 << 20);
+    let bytes = file_bytes(case.seats.len(), case.scale);
     let devices = Devices::open(case)?;
     Ok(case.each(move |index, seat| {
         let dd = Dd::open(case, &devices, index, seat, bytes)?;

@@ -1,4 +1,4 @@
-//! fs_mark: each thread has a directory of 128 files. It chooses a directory and a file in it at random, and creates, opens, writes, reads and closes it.
+//! fs_mark: each thread has a directory of up to 128 files. It chooses a directory and a file in it at random, and creates, opens, writes, reads and closes it.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -10,16 +10,37 @@ use jericho_sys::node_memory::NodeBuffer;
 use jericho_topology::{NodeId, Topology};
 
 use crate::buffer;
-use crate::case::Case;
+use crate::case::{Case, Scale};
 use crate::error::{Context, Result};
 use crate::frames::{buffer_share, mean_share};
+use crate::kind::Variant;
 use crate::meter::{Done, Meter};
 use crate::random;
 use crate::run::{Progress, Thread, Worker};
 use crate::seats::Seat;
 
-/// *Implications*, IV.C.2.
-pub const FILES: u64 = 128;
+/// Files of a thread: *Implications*, IV.C.2.
+const FILES: u64 = 128;
+/// Space is allocated in units of this size by most filesystems.
+const UNIT_BYTES: u64 = 4096;
+
+/// Returns the space that a file takes.
+fn space_bytes(variant: Variant) -> u64 {
+    (variant.request_bytes as u64).next_multiple_of(UNIT_BYTES)
+}
+
+/// Returns the number of files of a thread: the paper's, or fewer if the run's data is less.
+fn files(variant: Variant, threads: usize, scale: Scale) -> u64 {
+    match scale.as_paper {
+        true => FILES,
+        false => (scale.data_bytes / threads.max(1) as u64 / space_bytes(variant)).clamp(1, FILES),
+    }
+}
+
+/// Returns the bytes of all files.
+pub fn bytes(variant: Variant, threads: usize, scale: Scale) -> u64 {
+    threads as u64 * files(variant, threads, scale) * space_bytes(variant)
+}
 
 pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
     let scratch = case.scratch()?;
@@ -46,6 +67,7 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
             seats: case.is_jericho().then(|| seats.clone()),
             dirs: dirs.clone(),
             random: random::Random::new(case.seed ^ index as u64),
+            files: files(case.variant, case.seats.len(), case.scale),
             file_bytes: case.variant.request_bytes,
             bytes,
         }) as Box<dyn Worker>)
@@ -59,6 +81,8 @@ struct Fsmark {
     seats: Option<Arc<[Seat]>>,
     dirs: Arc<[PathBuf]>,
     random: random::Random,
+    /// Number of files in each directory.
+    files: u64,
     file_bytes: usize,
     bytes: NodeBuffer,
 }
@@ -66,7 +90,7 @@ struct Fsmark {
 impl Worker for Fsmark {
     fn step(&mut self, meter: &mut Meter) -> Result<Progress> {
         let dir = &self.dirs[self.random.below(self.dirs.len() as u64) as usize];
-        let path = dir.join(format!("file.{}", self.random.below(FILES)));
+        let path = dir.join(format!("file.{}", self.random.below(self.files)));
         let began = Instant::now();
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(true);

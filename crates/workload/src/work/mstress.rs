@@ -18,9 +18,22 @@ const BUFFER_BYTES: usize = 256 << 20;
 /// Bytes of one step.
 const STEP_BYTES: usize = 1 << 20;
 
+/// Returns the nodes on which memory is loaded.
+fn nodes(case: &Case) -> BTreeSet<Option<NodeId>> {
+    case.seats.iter().map(|seat| seat.frame).collect()
+}
+
+/// Returns the memory that it takes, by the kernel's number of the node.
+pub fn memory(case: &Case) -> Vec<(Option<u32>, u64)> {
+    let kernel_node = |node: NodeId| case.topology.node(node)?.kernel_node;
+    let taken = nodes(case).into_iter();
+    taken
+        .map(|node| (node.and_then(kernel_node), BUFFER_BYTES as u64))
+        .collect()
+}
+
 pub fn threads<'a>(case: &'a Case<'a>) -> Vec<Thread<'a>> {
-    let nodes: BTreeSet<Option<NodeId>> = case.seats.iter().map(|seat| seat.frame).collect();
-    let threads = nodes.into_iter().map(|node| Thread {
+    let threads = nodes(case).into_iter().map(|node| Thread {
         seat: Seat {
             device: None,
             frame: node,
@@ -30,11 +43,6 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Vec<Thread<'a>> {
                 .map(|node| node.nearest_cpu_node),
         },
         make: Box::new(move || {
-            let seat = Seat {
-                frame: node,
-                ..Seat::default()
-            };
-            seat.check_room(case.topology, BUFFER_BYTES as u64)?;
             Ok(Box::new(Mstress {
                 memory: buffer::on(case.topology, node, BUFFER_BYTES)?,
                 at: 0,

@@ -3,7 +3,7 @@
 use jericho_topology::NodeId;
 
 use super::files::Cached;
-use crate::case::Case;
+use crate::case::{Case, Scale};
 use crate::error::Result;
 use crate::kind::Variant;
 use crate::meter::Meter;
@@ -11,17 +11,30 @@ use crate::random::Random;
 use crate::run::{Progress, Thread, Worker};
 
 /// *Jericho*, III.B: 64 files of 2 GB.
-pub const FILES: usize = 64;
-pub const FILE_BYTES: u64 = 2 << 30;
+const FILES: usize = 64;
+const FILE_BYTES: u64 = 2 << 30;
+
+/// Returns the number of files. Each thread has at least one, also if there are more threads than files in the paper.
+fn files(threads: usize) -> usize {
+    FILES.max(threads)
+}
+
+fn file_bytes(threads: usize, scale: Scale) -> u64 {
+    scale.file_bytes(FILE_BYTES, files(threads), 64 << 10)
+}
+
+/// Returns the bytes of all files.
+pub fn bytes(threads: usize, scale: Scale) -> u64 {
+    files(threads) as u64 * file_bytes(threads, scale)
+}
 
 pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
     let scratch = case.scratch()?;
     let request_bytes = case.variant.request_bytes;
-    let bytes = case.scale.file_bytes(FILE_BYTES, FILES, 64 << 10);
     let count = case.seats.len();
+    let bytes = file_bytes(count, case.scale);
     Ok(case.each(move |index, seat| {
-        // Each thread has at least one file, also if there are more threads than files.
-        let own = (index..FILES.max(count)).step_by(count);
+        let own = (index..files(count)).step_by(count);
         let files = own.map(|number| {
             let path = scratch.dir(index).join(format!("file.{number}"));
             Cached::create(case, seat, &path, bytes, request_bytes)

@@ -13,7 +13,7 @@ use jericho_sys::node_memory::NodeBuffer;
 use jericho_topology::{NodeId, Topology};
 
 use crate::buffer;
-use crate::case::Case;
+use crate::case::{Case, Scale};
 use crate::error::{Context, Result};
 use crate::frames::mean_share;
 use crate::meter::{Done, Meter};
@@ -23,16 +23,59 @@ use crate::seats::Seat;
 use crate::target::Scratch;
 
 /// *Implications*, IV.C.5: 100 directories of 100 files of 10 MB, and tables of 128 MB.
-pub const CORPUS_BYTES: u64 = 100 << 30;
+const CORPUS_BYTES: u64 = 100 << 30;
 const FILES_PER_DIR: usize = 100;
 const FILE_BYTES: u64 = 10 << 20;
-pub const TABLE_BYTES: usize = 128 << 20;
+const TABLE_BYTES: usize = 128 << 20;
 /// Tables of a thread that are kept on the device; the next one takes the place of the oldest.
-pub const TABLES: usize = 4;
+const TABLES: usize = 4;
 /// Number of different words of the corpus.
 const WORDS: u64 = 50_000;
 /// Memory of an entry of a table besides its word, about.
 const ENTRY_BYTES: usize = 16;
+
+/// Memory of a table for each byte that is counted for it, about: the allocator's and the map's own.
+const MEMORY_PER_BYTE: u64 = 6;
+
+/// The sizes of a run.
+struct Sizes {
+    corpus_bytes: u64,
+    file_bytes: u64,
+    table_bytes: usize,
+}
+
+impl Sizes {
+    fn of(threads: usize, scale: Scale) -> Sizes {
+        let threads = threads.max(1) as u64;
+        let (corpus_bytes, table_bytes) = match scale.as_paper {
+            true => (CORPUS_BYTES, TABLE_BYTES),
+            false => {
+                // In proportion to the corpus, so that tables are written here, too. All tables together have a quarter of the run's data at most.
+                let most = scale.data_bytes / 4 / threads / TABLES as u64;
+                let table = (scale.data_bytes / 800).max(64 << 10).min(most).max(4096);
+                let corpus = (scale.data_bytes * 3 / 4) >> 20 << 20;
+                (corpus.max(1 << 20), table as usize)
+            }
+        };
+        Sizes {
+            corpus_bytes,
+            // A small corpus has as many files as there are threads, at least, so that all have work.
+            file_bytes: (corpus_bytes / threads).clamp(64 << 10, FILE_BYTES),
+            table_bytes,
+        }
+    }
+}
+
+/// Returns the bytes of all files: the corpus, and the tables that are written.
+pub fn bytes(threads: usize, scale: Scale) -> u64 {
+    let sizes = Sizes::of(threads, scale);
+    sizes.corpus_bytes + (threads * TABLES * sizes.table_bytes) as u64
+}
+
+/// Returns the memory that a thread takes for its table.
+pub fn memory_bytes(threads: usize, scale: Scale) -> u64 {
+    Sizes::of(threads, scale).table_bytes as u64 * MEMORY_PER_BYTE
+}
 
 /// The part of a run in one target: as in the paper, instances of different devices share nothing.
 struct Instance {
@@ -68,19 +111,16 @@ impl Instance {
 
 pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
     let scratch = case.scratch()?;
-    let corpus = case.scale.file_bytes(CORPUS_BYTES, 1, 1 << 20);
-    // A small corpus has as many files as there are threads, at least, so that all have work.
-    let file_bytes = (corpus / case.seats.len() as u64).clamp(64 << 10, FILE_BYTES);
+    let Sizes {
+        corpus_bytes,
+        file_bytes,
+        table_bytes,
+    } = Sizes::of(case.seats.len(), case.scale);
     let targets = case.targets.len().min(case.seats.len());
-    let count = (corpus / file_bytes / targets as u64).max(1) as usize;
+    let count = (corpus_bytes / file_bytes / targets as u64).max(1) as usize;
     let instances: Vec<Instance> = (0..targets)
         .map(|target| Instance::new(case, scratch, (target, targets), count))
         .collect();
-    let table_bytes = match case.scale.as_paper {
-        true => TABLE_BYTES,
-        // In proportion to the corpus, so that tables are written here, too.
-        false => ((corpus / 800) as usize).clamp(64 << 10, TABLE_BYTES),
-    };
     Ok(case.each(move |index, seat| {
         let instance = &instances[index % targets];
         let own = (index / targets..count).step_by(instance.seats.len());

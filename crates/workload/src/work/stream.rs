@@ -14,14 +14,15 @@ use jericho_topology::NodeId;
 
 use super::files::Cached;
 use crate::buffer;
-use crate::case::Case;
+use crate::case::{Case, Scale};
 use crate::error::{Error, Result};
+use crate::kind::Variant;
 use crate::meter::Meter;
 use crate::run::{Progress, Thread, Worker};
 
 /// *Implications*, IV.C.4.
 const DESCRIPTORS: usize = 128 << 10;
-pub const FILE_BYTES: u64 = 4 << 30;
+const FILE_BYTES: u64 = 4 << 30;
 /// Records in memory, unless the paper's list is wanted, whose records take 8 GiB.
 const RECORDS: usize = 1024;
 /// Longest wait for a record. Then the thread looks whether the run has ended.
@@ -63,6 +64,33 @@ impl Ends {
     }
 }
 
+/// Returns the bytes of a file. Each thread has one: a reader its source, a writer its sink.
+fn file_bytes(threads: usize, scale: Scale) -> u64 {
+    scale.file_bytes(FILE_BYTES, threads, 64 << 10)
+}
+
+/// Returns the bytes of all files.
+pub fn bytes(threads: usize, scale: Scale) -> u64 {
+    threads as u64 * file_bytes(threads, scale)
+}
+
+/// Returns the number of records in the memory of a pair.
+fn records(threads: usize, scale: Scale) -> usize {
+    let pairs = (threads / 2).max(1) as u64;
+    match scale.as_paper {
+        true => DESCRIPTORS,
+        false => RECORDS.min(((scale.data_bytes / pairs) >> 16).max(2) as usize),
+    }
+}
+
+/// Returns the memory that a thread takes: that of the records, which readers allocate.
+pub fn memory_bytes(variant: Variant, threads: usize, scale: Scale, index: usize) -> u64 {
+    match index.is_multiple_of(2) {
+        true => (records(threads, scale) * variant.request_bytes) as u64,
+        false => 0,
+    }
+}
+
 /// Makes a reader and a writer for each pair of seats.
 pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
     let scratch = case.scratch()?;
@@ -74,19 +102,14 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
     }
     let pairs = case.seats.len() / 2;
     let ends: Vec<Ends> = (0..pairs).map(|_| Ends::new()).collect();
-    let bytes = case.scale.file_bytes(FILE_BYTES, pairs * 2, 64 << 10);
-    let records = match case.scale.as_paper {
-        true => DESCRIPTORS,
-        false => RECORDS.min(((case.scale.data_bytes / pairs as u64) >> 16).max(2) as usize),
-    };
+    let bytes = file_bytes(case.seats.len(), case.scale);
+    let records = records(case.seats.len(), case.scale);
     Ok(case.each(move |index, seat| {
         let (pair, request_bytes) = (index / 2, case.variant.request_bytes);
         let ends = &ends[pair];
         let dir = scratch.dir(case.kind.directory_of(index, case.targets.len()));
         if index.is_multiple_of(2) {
             let source = dir.join(format!("source.{pair}"));
-            let memory = records as u64 * request_bytes as u64;
-            seat.check_room(case.topology, memory)?;
             let pool = (0..records).map(|_| buffer::on(case.topology, seat.thread, request_bytes));
             return Ok(Box::new(Reader {
                 pool: pool.collect::<Result<_>>()?,

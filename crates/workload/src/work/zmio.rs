@@ -10,7 +10,7 @@ use jericho_sys::memory::{Mapping, Segment};
 use jericho_topology::{NodeId, Topology};
 
 use crate::buffer;
-use crate::case::Case;
+use crate::case::{Case, Scale};
 use crate::direct::{self, Devices, first_request, requests_of};
 use crate::error::{Error, Result};
 use crate::frames::buffer_share;
@@ -21,7 +21,7 @@ use crate::seats::Seat;
 /// Places of the status queue.
 pub const DEPTH: usize = 32;
 /// The paper reads from devices. A file for each instance takes their place in a directory.
-pub const FILE_BYTES: u64 = 1 << 30;
+const FILE_BYTES: u64 = 1 << 30;
 /// Bytes that are added up at a time. They stay in the first cache of the CPU.
 const CHUNK_BYTES: usize = 4096;
 /// Longest wait for a transfer. Then the thread looks whether the run has ended.
@@ -29,8 +29,17 @@ const WAIT: Duration = Duration::from_millis(100);
 /// Time in which the last transfers of a run end, unless the device hangs.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+fn file_bytes(threads: usize, scale: Scale) -> u64 {
+    scale.file_bytes(FILE_BYTES, threads, 1 << 20)
+}
+
+/// Returns the bytes of all files.
+pub fn bytes(threads: usize, scale: Scale) -> u64 {
+    threads as u64 * file_bytes(threads, scale)
+}
+
 pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
-    let bytes = case.scale.file_bytes(FILE_BYTES, case.seats.len(), 1 << 20);
+    let bytes = file_bytes(case.seats.len(), case.scale);
     let devices = Devices::open(case)?;
     Ok(case.each(move |index, seat| {
         let worker = Zmio::open(case, &devices, index, seat, bytes)?;
