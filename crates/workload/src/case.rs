@@ -1,6 +1,7 @@
 //! One run: what all of its threads need.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use jericho_topology::Topology;
 
@@ -52,6 +53,8 @@ pub struct Case<'a> {
     pub scale: Scale,
     /// Makes the same offsets and bytes each time.
     pub seed: u64,
+    /// Set when the run ends. A thread that still makes its files then fails.
+    pub stopping: &'a AtomicBool,
     /// How direct transfers are made.
     pub engine: Engine,
     /// Threads that load the memory of the threads' nodes at the same time: *Implications*, figure 4c.
@@ -109,6 +112,7 @@ pub(crate) mod tests {
         scratch: Scratch,
         seats: Vec<Seat>,
         pub(crate) scale: Scale,
+        pub(crate) stopping: AtomicBool,
         // Removed after its contents.
         _root: tempfile::TempDir,
     }
@@ -152,6 +156,7 @@ pub(crate) mod tests {
                     data_bytes: 1 << 20,
                     as_paper: false,
                 },
+                stopping: AtomicBool::new(false),
                 _root: root,
             }
         }
@@ -167,6 +172,7 @@ pub(crate) mod tests {
                 seats: &self.seats,
                 scale: self.scale,
                 seed: 1,
+                stopping: &self.stopping,
                 engine: Engine::default(),
                 with_mstress: false,
             }

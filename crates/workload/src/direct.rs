@@ -41,7 +41,8 @@ impl Devices {
         let path = scratch.dir(index).join(format!("data.{index}"));
         let device = open_device(&path, options).map_err(|error| Error::new(error.to_string()))?;
         // Space that was never written is read without the device.
-        random::pieces(case.seed ^ index as u64, bytes, |at, piece| {
+        let seed = case.seed ^ index as u64;
+        random::pieces(seed, bytes, case.stopping, |at, piece| {
             Ok(device.write_at(at, piece)?)
         })?;
         device.flush()?;

@@ -1,7 +1,7 @@
 //! Why a workload cannot run, or has failed.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 
 use jericho_storage::IoError;
@@ -19,6 +19,25 @@ impl Error {
     pub fn new(message: impl Into<String>) -> Error {
         Error(message.into())
     }
+
+    /// Creates the error of a thread that the end of the run has stopped in its work.
+    pub(crate) fn interrupted() -> Error {
+        Error("interrupted".into())
+    }
+
+    pub(crate) fn is_interruption(&self) -> bool {
+        *self == Error::interrupted()
+    }
+
+    /// Returns the error with another name of a path.
+    pub(crate) fn renamed(self, from: &str, to: &str) -> Error {
+        Error(self.0.replace(from, to))
+    }
+}
+
+/// Prints a message on standard error. Ignores a failure: the terminal may be gone.
+pub(crate) fn warn(message: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "jericho bench: {message}");
 }
 
 impl From<IoError> for Error {

@@ -1,7 +1,7 @@
 //! Which runs a command makes, how long they take, and what each gives.
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use jericho_sys::limits::Memory;
@@ -9,7 +9,7 @@ use jericho_topology::{NodeId, Topology};
 
 use crate::case::{Case, Scale};
 use crate::engine::Engine;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Result, warn};
 use crate::kind::{Kind, Variant};
 use crate::machine::{self, Machine};
 use crate::placement::Placement;
@@ -170,7 +170,7 @@ impl<'a> Plan<'a> {
             let Some(scratch) = scratch.filter(|_| target.is_jericho) else {
                 return Ok(target.node);
             };
-            let dir = scratch.dir(index);
+            let dir = scratch.shown(index);
             let home = (self.home_of)(dir).ok_or_else(|| {
                 Error::new(format!(
                     "{}: the mount does not tell its slice",
@@ -196,7 +196,24 @@ impl<'a> Plan<'a> {
             true => Some(Scratch::make(&self.targets, planned.threads)?),
             false => None,
         };
-        let nodes = self.nodes(scratch.as_ref(), planned)?;
+        let record = self.run_in(scratch.as_ref(), planned, interrupted);
+        let Some(scratch) = scratch else {
+            return record;
+        };
+        if interrupted.load(Ordering::Relaxed) {
+            warn("interrupted; removing the files of the run");
+        }
+        record.map_err(|error| scratch.named(error))
+    }
+
+    /// Makes one run in these directories, or on devices.
+    fn run_in(
+        &self,
+        scratch: Option<&Scratch>,
+        planned: &Planned,
+        interrupted: &AtomicBool,
+    ) -> Result<Record> {
+        let nodes = self.nodes(scratch, planned)?;
         let placement = self.options.placement;
         let places = Places {
             device_nodes: &nodes,
@@ -204,16 +221,18 @@ impl<'a> Plan<'a> {
             together: planned.kind.threads_together(),
         };
         let seats = seats(self.topology, placement, places, planned.threads)?;
+        let stopping = AtomicBool::new(false);
         let case = Case {
             topology: self.topology,
             kind: planned.kind,
             variant: planned.variant,
             targets: &self.targets,
-            scratch: scratch.as_ref(),
+            scratch,
             placement,
             seats: &seats,
             scale: self.scale,
             seed: self.options.seed,
+            stopping: &stopping,
             engine: Engine::default(),
             with_mstress: self.options.with_mstress,
         };
@@ -224,7 +243,14 @@ impl<'a> Plan<'a> {
             measured: planned.measured,
         };
         let threads = work::threads(&case)?;
-        let outcome = run::run(self.topology, &self.machine, threads, timing, interrupted)?;
+        let outcome = run::run(
+            self.topology,
+            &self.machine,
+            threads,
+            timing,
+            interrupted,
+            &stopping,
+        )?;
         let seats = seats.iter().map(SeatRecord::from).collect();
         let mut record = self.record(planned, seats, &outcome);
         record.engine = case.engine.used();

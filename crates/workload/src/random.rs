@@ -1,8 +1,10 @@
 //! Numbers and bytes from a seed: the same in each run.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use jericho_storage::AlignedBuffer;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// A generator of 64-bit numbers: SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]
@@ -38,16 +40,21 @@ pub fn fill(seed: u64, buffer: &mut [u8]) {
     }
 }
 
-/// Calls `write` with all of `bytes` bytes of a file, a piece of at most 1 MiB at a time, and the offset of the piece. Pieces begin at a page.
+/// Calls `write` with all of `bytes` bytes of a file, a piece of at most 1 MiB at a time, and the offset of the piece. Pieces begin at a page. Fails
+/// before the next piece if `stopping` is set.
 pub fn pieces(
     seed: u64,
     bytes: u64,
+    stopping: &AtomicBool,
     mut write: impl FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<()> {
     const PIECE_BYTES: u64 = 1 << 20;
     let mut piece = AlignedBuffer::new(PIECE_BYTES as usize);
     fill(seed, piece.as_mut_slice());
     for at in (0..bytes).step_by(PIECE_BYTES as usize) {
+        if stopping.load(Ordering::Relaxed) {
+            return Err(Error::interrupted());
+        }
         let length = (bytes - at).min(PIECE_BYTES) as usize;
         write(at, &piece.as_slice()[..length])?;
     }
@@ -66,5 +73,18 @@ mod tests {
         let mut buffer = [0; 13];
         fill(3, &mut buffer);
         assert!(buffer.iter().filter(|byte| **byte != 0).count() > 8);
+    }
+
+    #[test]
+    fn a_run_that_ends_is_not_kept_waiting_for_its_files() {
+        let stopping = AtomicBool::new(false);
+        let mut written = 0;
+        let stopped = pieces(1, 1 << 30, &stopping, |_, piece| {
+            written += piece.len();
+            stopping.store(true, Ordering::Relaxed);
+            Ok(())
+        });
+        assert!(stopped.unwrap_err().is_interruption());
+        assert_eq!(written, 1 << 20);
     }
 }

@@ -79,16 +79,19 @@ enum Phase {
 }
 
 /// The phase of the run, which the threads read between operations.
-struct Phases {
+struct Phases<'a> {
+    /// Set with the last phase, for threads that still make their files.
+    stopping: &'a AtomicBool,
     now: Mutex<Phase>,
     changed: Condvar,
     /// The same, for a look without the lock.
     shown: AtomicU8,
 }
 
-impl Phases {
-    fn new() -> Phases {
+impl Phases<'_> {
+    fn new(stopping: &AtomicBool) -> Phases<'_> {
         Phases {
+            stopping,
             now: Mutex::new(Phase::Make),
             changed: Condvar::new(),
             shown: AtomicU8::new(Phase::Make as u8),
@@ -105,6 +108,9 @@ impl Phases {
         if *now < phase {
             *now = phase;
             self.shown.store(phase as u8, Ordering::Relaxed);
+            if phase == Phase::Stop {
+                self.stopping.store(true, Ordering::Relaxed);
+            }
             self.changed.notify_all();
         }
     }
@@ -131,15 +137,17 @@ enum Event {
     Ended,
 }
 
-/// Runs the threads. Fails with the first failure of a worker, or if `interrupted` is set meanwhile, after all threads have ended.
+/// Runs the threads. Fails with the failure of a worker, or if `interrupted` is set meanwhile, after all threads have ended. Sets `stopping`, which
+/// the makers of workers read, when the run ends or fails.
 pub fn run(
     topology: &Topology,
     machine: &Machine,
     threads: Vec<Thread>,
     timing: Timing,
     interrupted: &AtomicBool,
+    stopping: &AtomicBool,
 ) -> Result<Outcome> {
-    let phases = &Phases::new();
+    let phases = &Phases::new(stopping);
     let (tell, events) = channel();
     thread::scope(|scope| {
         let mut handles = Vec::new();
@@ -170,13 +178,19 @@ pub fn run(
         drop(tell);
         let moments = follow(machine, phases, &events, handles.len(), timing, interrupted);
         phases.begin(Phase::Stop);
-        let mut meters = Vec::new();
+        let (mut meters, mut failures) = (Vec::new(), Vec::new());
         for (seat, counts, handle) in handles {
             let joined = handle.join();
-            let meter = joined.map_err(|_| Error::new("a thread of the run has panicked"))??;
-            if counts {
-                meters.push((seat, meter));
+            match joined.unwrap_or_else(|_| Err(Error::new("a thread of the run has panicked"))) {
+                Ok(meter) if counts => meters.push((seat, meter)),
+                Ok(_) => {}
+                Err(error) => failures.push(error),
             }
+        }
+        // One failure interrupts the other threads.
+        failures.sort_by_key(Error::is_interruption);
+        if let Some(first) = failures.into_iter().next() {
+            return Err(first);
         }
         let (first, last) = moments?;
         let mut outcome = Outcome {
@@ -216,7 +230,7 @@ fn follow(
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             if interrupted.load(Ordering::Relaxed) {
-                return Err(Error::new("interrupted"));
+                return Err(Error::interrupted());
             }
         }
         Ok(())
@@ -264,5 +278,100 @@ fn occupy(
             break;
         }
     }
+    if !is_measured {
+        // One operation has lasted from the warm-up to the end: nothing was measured.
+        meter.reset();
+    }
     Ok(meter)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::meter::Done;
+
+    /// A worker with one operation that lasts from the warm-up to the end of the run.
+    struct Long(&'static Phases<'static>);
+
+    impl Worker for Long {
+        fn step(&mut self, meter: &mut Meter) -> Result<Progress> {
+            self.0.begin(Phase::Measure);
+            self.0.begin(Phase::Stop);
+            meter.count(Done {
+                read_bytes: 4096,
+                written_bytes: 0,
+                began: Instant::now(),
+            });
+            Ok(Progress::More)
+        }
+
+        fn local_share(&self, _: NodeId) -> Option<f64> {
+            None
+        }
+    }
+
+    #[test]
+    fn an_operation_that_began_in_the_warm_up_is_not_measured() {
+        let topology = Topology::from_spec("virtual:1").unwrap();
+        let stopping: &'static AtomicBool = Box::leak(Box::default());
+        let phases: &'static Phases = Box::leak(Box::new(Phases::new(stopping)));
+        phases.begin(Phase::WarmUp);
+        let each = Thread {
+            seat: Seat::default(),
+            make: Box::new(|| Ok(Box::new(Long(phases)) as Box<dyn Worker>)),
+            counts: true,
+        };
+        let (tell, _events) = channel();
+        let meter = occupy(&topology, each, phases, &tell).unwrap();
+        assert_eq!((meter.operations, meter.read_bytes), (0, 0));
+        assert!(stopping.load(Ordering::Relaxed));
+    }
+
+    /// Returns a thread that makes files until the run stops it, or fails with a message.
+    fn maker(stopping: &Arc<AtomicBool>, failure: Option<&'static str>) -> Thread<'static> {
+        let stopping = stopping.clone();
+        Thread {
+            seat: Seat::default(),
+            make: Box::new(move || {
+                if let Some(message) = failure {
+                    return Err(Error::new(message));
+                }
+                while !stopping.load(Ordering::Relaxed) {
+                    thread::yield_now();
+                }
+                Err(Error::interrupted())
+            }),
+            counts: true,
+        }
+    }
+
+    fn failure_of(threads: &[Option<&'static str>], interrupted: bool) -> String {
+        let topology = Topology::from_spec("virtual:1").unwrap();
+        let stopping = Arc::new(AtomicBool::new(false));
+        let threads = threads.iter().map(|failure| maker(&stopping, *failure));
+        let timing = Timing {
+            warm_up: Duration::ZERO,
+            measured: Duration::ZERO,
+        };
+        let outcome = run(
+            &topology,
+            &Machine::of(&[]),
+            threads.collect(),
+            timing,
+            &AtomicBool::new(interrupted),
+            &stopping,
+        );
+        outcome.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_signal_or_a_failure_ends_the_making_of_files_and_the_cause_is_told() {
+        assert_eq!(failure_of(&[None, None], true), "interrupted");
+        assert_eq!(
+            failure_of(&[None, Some("disk full"), None], false),
+            "disk full"
+        );
+    }
 }

@@ -1,13 +1,17 @@
 //! What a workload runs on: a directory, or a device.
 
-use std::fs;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::fs::{self, DirBuilder, File};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use jericho_storage::is_remote;
 use jericho_topology::{NodeId, Topology};
+use rustix::fs::{Mode, OFlags};
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Result, warn};
 
 /// A directory or device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,9 +59,85 @@ impl Target {
 }
 
 /// Directories that one run makes, one for each instance, and removes at its end.
+///
+/// Other users may be able to write to the target. So they could rename a directory of the run and put another one, or a link, in its place. The run
+/// therefore opens each directory once, and reaches its files through the descriptor.
 #[derive(Debug)]
 pub struct Scratch {
-    dirs: Vec<PathBuf>,
+    dirs: Vec<Dir>,
+}
+
+#[derive(Debug)]
+struct Dir {
+    /// The path for users.
+    shown: PathBuf,
+    opened: File,
+    /// The path of the descriptor: proc_pid_fd(5).
+    path: PathBuf,
+}
+
+/// How many names a directory tries. Names are random, so that those of a process that was killed are in nobody's way, also in a container, where process
+/// ids repeat.
+const NAMES_MAX: u32 = 100;
+
+impl Dir {
+    /// Makes a directory that only this user may use, with a new name, and opens it.
+    fn make(target: &Path) -> Result<Dir> {
+        let mut names = 0;
+        let shown = loop {
+            names += 1;
+            let random = RandomState::new().build_hasher().finish();
+            let name = format!("jericho-bench.{}.{random:016x}", std::process::id());
+            let shown = target.join(name);
+            match DirBuilder::new().mode(0o700).create(&shown) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists && names < NAMES_MAX => {}
+                made => {
+                    made.at(&shown, "make the directory of the run")?;
+                    break shown;
+                }
+            }
+        };
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(&shown, flags, Mode::empty()).map_err(io::Error::from);
+        let opened = File::from(opened.at(&shown, "open the directory of the run")?);
+        let dir = Dir {
+            path: format!("/proc/self/fd/{}", opened.as_raw_fd()).into(),
+            shown,
+            opened,
+        };
+        dir.check(target)?;
+        Ok(dir)
+    }
+
+    /// Fails if another user may have put this directory in the place of ours. Only one who may write to the target can do that.
+    fn check(&self, target: &Path) -> Result<()> {
+        let own = self.opened.metadata().at(&self.shown, "examine it")?;
+        let parent = fs::metadata(target).at(target, "examine it")?;
+        let is_shared = parent.mode() & 0o022 != 0;
+        let is_ours = own.uid() == rustix::process::geteuid().as_raw() && own.mode() & 0o022 == 0;
+        match is_shared && !is_ours {
+            true => Err(Error::new(format!(
+                "{}: another user owns the directory of the run or may write to it; use a target that only you may write to",
+                self.shown.display()
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    fn remove(&self) -> io::Result<()> {
+        for entry in fs::read_dir(&self.path)? {
+            let entry = entry?;
+            match entry.file_type()?.is_dir() {
+                true => fs::remove_dir_all(entry.path())?,
+                false => fs::remove_file(entry.path())?,
+            }
+        }
+        let (own, named) = (self.opened.metadata()?, fs::symlink_metadata(&self.shown)?);
+        if (own.dev(), own.ino()) != (named.dev(), named.ino()) {
+            return Err(io::Error::other("somebody has renamed it"));
+        }
+        fs::remove_dir(&self.shown)
+    }
 }
 
 impl Scratch {
@@ -65,32 +145,42 @@ impl Scratch {
     /// are in the slices in turn.
     pub fn make(targets: &[Target], count: usize) -> Result<Scratch> {
         let mut scratch = Scratch { dirs: Vec::new() };
-        let pid = std::process::id();
         for index in 0..count {
             let Some(target) = targets.get(index % targets.len().max(1)) else {
                 break;
             };
-            let dir = target.path.join(format!("jericho-bench.{pid}.{index}"));
-            fs::create_dir(&dir).at(&dir, "make the directory of the run")?;
-            scratch.dirs.push(dir);
+            scratch.dirs.push(Dir::make(&target.path)?);
         }
         Ok(scratch)
     }
 
-    /// Returns the directory of an instance.
+    /// Returns the directory of an instance, as a path that leads there whatever others rename.
     pub fn dir(&self, index: usize) -> &Path {
-        &self.dirs[index % self.dirs.len()]
+        &self.dirs[index % self.dirs.len()].path
+    }
+
+    /// Returns the path of the directory of an instance for users and their mounts.
+    pub fn shown(&self, index: usize) -> &Path {
+        &self.dirs[index % self.dirs.len()].shown
+    }
+
+    /// Returns the error with paths that a user knows.
+    pub fn named(&self, error: Error) -> Error {
+        self.dirs.iter().fold(error, |error, dir| {
+            let from = format!("{}/", dir.path.display());
+            error.renamed(&from, &format!("{}/", dir.shown.display()))
+        })
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
         for dir in &self.dirs {
-            if let Err(error) = fs::remove_dir_all(dir) {
-                eprintln!(
-                    "jericho bench: {}: cannot remove the directory of the run: {error}; remove it by hand",
-                    dir.display()
-                );
+            if let Err(error) = dir.remove() {
+                warn(format_args!(
+                    "{}: cannot remove the directory of the run: {error}; remove it by hand",
+                    dir.shown.display()
+                ));
             }
         }
     }
@@ -120,6 +210,8 @@ impl Filesystem {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use super::*;
 
     #[test]
@@ -134,6 +226,66 @@ mod tests {
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2);
         drop(scratch);
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn others_can_neither_use_the_directories_nor_lead_the_run_elsewhere() {
+        let root = tempfile::tempdir().unwrap();
+        let victim = tempfile::tempdir().unwrap();
+        let topology = Topology::from_spec("virtual:1").unwrap();
+        let target = Target::of(root.path(), &topology, &|_| None).unwrap();
+        let scratch = Scratch::make(slice::from_ref(&target), 1).unwrap();
+        let shown = scratch.shown(0).to_owned();
+        assert_eq!(fs::metadata(&shown).unwrap().mode() & 0o777, 0o700);
+        // As a user does who may write to the target.
+        let moved = root.path().join("moved");
+        fs::rename(&shown, &moved).unwrap();
+        std::os::unix::fs::symlink(victim.path(), &shown).unwrap();
+        fs::write(victim.path().join("kept"), "x").unwrap();
+        fs::write(scratch.dir(0).join("file"), "x").unwrap();
+        assert!(moved.join("file").exists());
+        drop(scratch);
+        assert_eq!(fs::read_dir(victim.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(&moved).unwrap().count(), 0);
+        assert!(shown.is_symlink());
+
+        // A directory of another kind in its place is noticed where others may write.
+        let dir = Dir::make(&target.path).unwrap();
+        let set_mode = |path: &Path, mode| {
+            fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        };
+        set_mode(&dir.shown, 0o777);
+        dir.check(root.path()).unwrap();
+        set_mode(root.path(), 0o777);
+        assert!(
+            dir.check(root.path())
+                .unwrap_err()
+                .to_string()
+                .contains("another user")
+        );
+    }
+
+    #[test]
+    fn what_a_process_with_the_same_id_has_left_is_in_nobodys_way() {
+        let root = tempfile::tempdir().unwrap();
+        let topology = Topology::from_spec("virtual:1").unwrap();
+        let target = Target::of(root.path(), &topology, &|_| None).unwrap();
+        let left = Scratch::make(slice::from_ref(&target), 2).unwrap();
+        Scratch::make(&[target], 2).unwrap();
+        assert_ne!(left.shown(0), left.shown(1));
+    }
+
+    #[test]
+    fn errors_have_the_paths_of_users() {
+        let root = tempfile::tempdir().unwrap();
+        let topology = Topology::from_spec("virtual:1").unwrap();
+        let target = Target::of(root.path(), &topology, &|_| None).unwrap();
+        let scratch = Scratch::make(&[target], 1).unwrap();
+        let path = scratch.dir(0).join("file");
+        let error = fs::read(&path).at(&path, "read it").unwrap_err();
+        let expected = scratch.shown(0).join("file");
+        let error = scratch.named(error).to_string();
+        assert!(error.starts_with(expected.to_str().unwrap()), "{error}");
     }
 
     #[test]

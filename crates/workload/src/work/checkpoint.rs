@@ -32,7 +32,7 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
         let begin = bytes * (index / targets) as u64;
         let file = Cached::open(case, seat, &path, case.variant.request_bytes)?;
         if !case.variant.writes {
-            file.fill(begin, bytes, case.seed)?;
+            file.fill(case, begin, bytes)?;
         }
         Ok(Box::new(Checkpoint {
             file,

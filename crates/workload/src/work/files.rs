@@ -35,7 +35,7 @@ impl Cached {
         request_bytes: usize,
     ) -> Result<Cached> {
         let mut cached = Cached::open(case, seat, path, request_bytes)?;
-        cached.fill(0, bytes, case.seed)?;
+        cached.fill(case, 0, bytes)?;
         cached.frames = Frames::of(case, seat, &cached.file, path)?;
         Ok(cached)
     }
@@ -62,8 +62,8 @@ impl Cached {
     }
 
     /// Writes a part of the file from the calling thread, and counts nothing.
-    pub fn fill(&self, begin: u64, bytes: u64, seed: u64) -> Result<()> {
-        random::pieces(seed, bytes, |at, piece| {
+    pub fn fill(&self, case: &Case, begin: u64, bytes: u64) -> Result<()> {
+        random::pieces(case.seed, bytes, case.stopping, |at, piece| {
             let written = self.file.write_all_at(piece, begin + at);
             written.at(&self.path, "write it")
         })

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use jericho_sys::node_memory::NodeBuffer;
@@ -14,7 +14,7 @@ use jericho_topology::{NodeId, Topology};
 
 use crate::buffer;
 use crate::case::{Case, Scale};
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::frames::mean_share;
 use crate::meter::{Done, Meter};
 use crate::random::Random;
@@ -126,7 +126,7 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
         let own = (index / targets..count).step_by(instance.seats.len());
         for number in own {
             let seed = case.seed ^ (number * targets + index % targets) as u64;
-            write_text(&instance.files[number], file_bytes, seed)?;
+            write_text(&instance.files[number], file_bytes, seed, case.stopping)?;
         }
         // The tables are memory of the program. Those of the paper are local to its threads, also where copies are remote.
         seat.unbind_pages()?;
@@ -150,14 +150,17 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
     }))
 }
 
-/// Writes a file of words. Of two words, the one with the smaller number is more frequent.
-fn write_text(path: &Path, bytes: u64, seed: u64) -> Result<()> {
+/// Writes a file of words. Of two words, the one with the smaller number is more frequent. Fails early if `stopping` is set.
+fn write_text(path: &Path, bytes: u64, seed: u64, stopping: &AtomicBool) -> Result<()> {
     let dir = path.parent().unwrap_or(path);
     fs::create_dir_all(dir).at(dir, "make it")?;
     let mut out = BufWriter::new(File::create(path).at(path, "create it")?);
     let mut random = Random::new(seed);
     let mut written = 0;
     while written < bytes {
+        if stopping.load(Ordering::Relaxed) {
+            return Err(Error::interrupted());
+        }
         let word = random.below(random.clone().below(WORDS) + 1);
         let text = format!("w{word:x} ");
         out.write_all(text.as_bytes()).at(path, "write it")?;

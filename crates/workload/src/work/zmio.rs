@@ -12,7 +12,7 @@ use jericho_topology::{NodeId, Topology};
 use crate::buffer;
 use crate::case::{Case, Scale};
 use crate::direct::{self, Devices, first_request, requests_of};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, warn};
 use crate::frames::buffer_share;
 use crate::meter::{Done, Meter};
 use crate::run::{Progress, Thread, Worker};
@@ -199,11 +199,11 @@ impl Drop for Zmio {
         while queue.in_flight() > 0 {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                eprintln!(
-                    "jericho bench: {}: {} transfers do not end; the run leaves them to the device",
+                warn(format_args!(
+                    "{}: {} transfers do not end; the run leaves them to the device",
                     self.target.display(),
                     queue.in_flight()
-                );
+                ));
                 // The queue has the memory, which so stays mapped.
                 std::mem::forget(queue);
                 return;
