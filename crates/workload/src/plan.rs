@@ -11,8 +11,8 @@ use crate::case::{Case, Scale};
 use crate::engine::Engine;
 use crate::error::{Context, Error, Result, warn};
 use crate::kind::{Kind, Variant};
-use crate::machine::{self, Machine};
-use crate::placement::Placement;
+use crate::machine::{self, Machine, SECTOR_BYTES};
+use crate::placement::{Placement, Way};
 use crate::record::{FORMAT, MachineRecord, Record, SAMPLED, SeatRecord, latencies};
 use crate::room;
 use crate::run::{self, Outcome, Timing};
@@ -255,6 +255,11 @@ impl<'a> Plan<'a> {
         let mut record = self.record(planned, seats, &outcome);
         record.engine = case.engine.used();
         record.notes.extend(case.engine.notes());
+        let moved = outcome.meter.read_bytes + outcome.meter.written_bytes;
+        let sectors = outcome.span.device_sectors;
+        record
+            .notes
+            .extend(note_on_transfers(placement, moved, sectors));
         Ok(record)
     }
 
@@ -317,6 +322,28 @@ impl<'a> Plan<'a> {
             notes.push(format!("{path}: the node of its device is unknown."));
         }
         notes
+    }
+}
+
+/// Returns what a reader must know about the transfers of a run, if its placement names some.
+fn note_on_transfers(
+    placement: Placement,
+    moved_bytes: u64,
+    sectors: Option<u64>,
+) -> Option<String> {
+    if placement.only != Some(Way::Cached) {
+        return None;
+    }
+    match sectors.map(|sectors| sectors * SECTOR_BYTES) {
+        None => Some(
+            "It is unknown how many bytes the devices have moved: the transfers that the placement names may not have taken place.".into(),
+        ),
+        Some(bytes) if bytes < moved_bytes / 2 => Some(format!(
+            "The devices have moved {} MiB, and the threads {} MiB: most transfers that the placement names did not take place.",
+            bytes >> 20,
+            moved_bytes >> 20
+        )),
+        Some(_) => None,
     }
 }
 
@@ -437,5 +464,20 @@ mod tests {
         }
         let all: Duration = planned(false, None).iter().map(Planned::duration).sum();
         assert!(all <= Duration::from_secs(60), "{all:?}");
+    }
+
+    #[test]
+    fn a_placement_of_transfers_says_so_if_the_devices_moved_little() {
+        let note =
+            |name, sectors| note_on_transfers(Placement::named(name).unwrap(), 64 << 20, sectors);
+        let little = note("TRRCPL", Some(2048)).unwrap();
+        assert!(
+            little.contains("moved 1 MiB, and the threads 64 MiB"),
+            "{little}"
+        );
+        assert!(note("TRRCPL", None).unwrap().contains("unknown"));
+        assert_eq!(note("TRRCPL", Some(64 << 11)), None);
+        // Data of the other placements is cached.
+        assert_eq!(note("best", Some(0)), None);
     }
 }

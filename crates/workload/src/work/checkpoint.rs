@@ -30,10 +30,11 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
         let dir = scratch.dir(case.kind.directory_of(index, targets));
         let path = dir.join("checkpoint");
         let begin = bytes * (index / targets) as u64;
-        let file = Cached::open(case, seat, &path, case.variant.request_bytes)?;
+        let mut file = Cached::open(case, seat, &path, case.variant.request_bytes)?;
         if !case.variant.writes {
             file.fill(case, begin, bytes)?;
         }
+        file.drop_if_named(case, begin, bytes)?;
         Ok(Box::new(Checkpoint {
             file,
             variant: case.variant,

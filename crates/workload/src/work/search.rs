@@ -3,15 +3,16 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use jericho_sys::node_memory::NodeBuffer;
 use jericho_topology::{NodeId, Topology};
 
+use super::files::{drop_pages, has_transfers};
 use crate::buffer;
 use crate::case::{Case, Scale};
 use crate::error::{Context, Error, Result};
@@ -126,7 +127,7 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
         let own = (index / targets..count).step_by(instance.seats.len());
         for number in own {
             let seed = case.seed ^ (number * targets + index % targets) as u64;
-            write_text(&instance.files[number], file_bytes, seed, case.stopping)?;
+            write_text(case, &instance.files[number], file_bytes, seed)?;
         }
         // The tables are memory of the program. Those of the paper are local to its threads, also where copies are remote.
         seat.unbind_pages()?;
@@ -137,6 +138,7 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
             files: instance.files.clone(),
             next: instance.next.clone(),
             reading: None,
+            has_transfers: has_transfers(case),
             buffer: buffer::on(case.topology, seat.thread, case.variant.request_bytes)?,
             request_bytes: case.variant.request_bytes,
             word: Vec::new(),
@@ -150,15 +152,15 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
     }))
 }
 
-/// Writes a file of words. Of two words, the one with the smaller number is more frequent. Fails early if `stopping` is set.
-fn write_text(path: &Path, bytes: u64, seed: u64, stopping: &AtomicBool) -> Result<()> {
+/// Writes a file of words. Of two words, the one with the smaller number is more frequent. Fails early if the run ends.
+fn write_text(case: &Case, path: &Path, bytes: u64, seed: u64) -> Result<()> {
     let dir = path.parent().unwrap_or(path);
     fs::create_dir_all(dir).at(dir, "make it")?;
     let mut out = BufWriter::new(File::create(path).at(path, "create it")?);
     let mut random = Random::new(seed);
     let mut written = 0;
     while written < bytes {
-        if stopping.load(Ordering::Relaxed) {
+        if case.stopping.load(Ordering::Relaxed) {
             return Err(Error::interrupted());
         }
         let word = random.below(random.clone().below(WORDS) + 1);
@@ -166,7 +168,11 @@ fn write_text(path: &Path, bytes: u64, seed: u64, stopping: &AtomicBool) -> Resu
         out.write_all(text.as_bytes()).at(path, "write it")?;
         written += text.len() as u64;
     }
-    out.flush().at(path, "write it")
+    out.flush().at(path, "write it")?;
+    match has_transfers(case) {
+        true => drop_pages(out.get_ref(), path, (0, written), true),
+        false => Ok(()),
+    }
 }
 
 struct Search {
@@ -178,6 +184,8 @@ struct Search {
     next: Arc<AtomicUsize>,
     /// The file that the thread reads, with its number.
     reading: Option<(File, usize)>,
+    /// Whether texts and tables leave the page cache when they have been used.
+    has_transfers: bool,
     /// A whole page at least, so longer than a request.
     buffer: NodeBuffer,
     request_bytes: usize,
@@ -233,6 +241,9 @@ impl Search {
             bytes += word.len() + files.len() * size_of::<u32>();
         }
         out.flush().at(&path, "write it")?;
+        if self.has_transfers {
+            drop_pages(out.get_ref(), &path, (0, bytes as u64), true)?;
+        }
         self.table_bytes = 0;
         self.tables += 1;
         Ok(bytes as u64)
@@ -252,8 +263,16 @@ impl Worker for Search {
             }
         };
         let request = &mut self.buffer[..self.request_bytes];
-        let read = std::io::Read::read(&mut file, request);
-        let read = read.at(&self.files[number], "read it")?;
+        let path = &self.files[number];
+        let mut access = || file.read(request).at(path, "read it");
+        let read = match self.has_transfers {
+            // The read takes new pages.
+            true => self.seat.with_bound_pages(&self.topology, access)?,
+            false => access()?,
+        };
+        if read == 0 && self.has_transfers {
+            drop_pages(&file, path, (0, 0), false)?;
+        }
         for at in 0..read {
             match self.buffer[at] {
                 b' ' => self.note(number),

@@ -122,8 +122,10 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
             }) as Box<dyn Worker>);
         }
         let sink = dir.join(format!("sink.{pair}"));
+        let mut file = Cached::open(case, seat, &sink, request_bytes)?;
+        file.drop_if_named(case, 0, bytes)?;
         Ok(Box::new(Writer {
-            file: Cached::open(case, seat, &sink, request_bytes)?,
+            file,
             take: ends.take.take()?,
             give: ends.give.take()?,
             bytes,
