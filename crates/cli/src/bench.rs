@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use jericho_workload::placement::Placement;
 use jericho_workload::plan::{Options, Plan, Planned};
 use jericho_workload::record::Record;
 use jericho_workload::target::Target;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 use crate::args::BenchArgs;
 use crate::failure::{Context, Failure, Outcome, print};
@@ -56,7 +57,11 @@ fn measure(args: &BenchArgs) -> Outcome {
     let mut out = args.out.as_deref().map(open_out).transpose()?;
     // A second signal ends the program at once.
     let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
+    for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
+        // A program under nohup(1) goes on when its terminal is gone.
+        if signal == SIGHUP && is_ignored(signal) {
+            continue;
+        }
         signal_hook::flag::register_conditional_shutdown(signal, 130, interrupted.clone())
             .and_then(|_| signal_hook::flag::register(signal, interrupted.clone()))
             .context("cannot listen for signals")?;
@@ -83,6 +88,16 @@ fn measure(args: &BenchArgs) -> Outcome {
     }
     bar.finish_and_clear();
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns whether the parent process had this one ignore a signal: `SigIgn` of proc_pid_status(5).
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 fn failure(error: jericho_workload::Error) -> Failure {
@@ -114,19 +129,38 @@ fn options(args: &BenchArgs) -> Result<Options, Failure> {
 
 /// Opens the file for records before the first run, so that no run is lost.
 fn open_out(path: &Path) -> Result<(File, &Path), Failure> {
-    let file = OpenOptions::new().append(true).create(true).open(path);
-    let file = file.context(format_args!(
-        "{}: cannot open it for results",
-        path.display()
-    ))?;
+    let what = || format!("{}: cannot open it for results", path.display());
+    let mut options = OpenOptions::new();
+    let file = options.read(true).append(true).create(true).open(path);
+    // A pipe or a terminal may be open for writing only.
+    let file = file.or_else(|_| OpenOptions::new().append(true).open(path));
+    let mut file = file.context(what())?;
+    if has_cut_line(&file).unwrap_or(false) {
+        file.write_all(b"\n").context(what())?;
+    }
     Ok((file, path))
 }
 
+/// Returns whether the last line of a file has no end, because a program was killed or the disk was full.
+fn has_cut_line(file: &File) -> std::io::Result<bool> {
+    let bytes = file.metadata()?.len();
+    let mut last = [0];
+    Ok(bytes > 0 && file.read_at(&mut last, bytes - 1)? == 1 && last != *b"\n")
+}
+
+/// Appends a line. If the disk is full, takes back what is written of it, so that other lines stay whole.
 fn append(file: &mut File, record: &Record) -> Result<(), Failure> {
     let mut line = serde_json::to_string(record).context("cannot write JSON")?;
     line.push('\n');
-    file.write_all(line.as_bytes())
-        .context("cannot write a result")
+    let before = file.metadata().map(|metadata| metadata.len());
+    let written = file.write_all(line.as_bytes());
+    if written.is_err()
+        && let Ok(before) = before
+    {
+        // A pipe has no length. The error of the write says what is wrong.
+        let _ = file.set_len(before);
+    }
+    written.context("cannot write a result")
 }
 
 /// Returns a bar on standard error. It hides itself where that is no terminal.

@@ -16,7 +16,10 @@ pub struct Engine(Mutex<Found>);
 
 #[derive(Debug, Default)]
 struct Found {
-    used: BTreeSet<String>,
+    /// Whether there is a page cache between the transfers and the device.
+    access: BTreeSet<&'static str>,
+    /// What makes the transfers.
+    makers: BTreeSet<String>,
     notes: BTreeSet<String>,
 }
 
@@ -64,7 +67,8 @@ impl Engine {
             true => "page cache",
             false => "direct I/O",
         };
-        found.used.extend([access.to_owned(), described]);
+        found.access.insert(access);
+        found.makers.insert(described);
         found.notes.extend(why.map(|why| format!("{why}.")));
         Ok(())
     }
@@ -72,7 +76,8 @@ impl Engine {
     /// Returns how transfers were made. Empty for workloads whose files are cached.
     pub fn used(&self) -> Vec<String> {
         let found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        found.used.iter().cloned().collect()
+        let access = found.access.iter().map(|text| (*text).to_owned());
+        access.chain(found.makers.iter().cloned()).collect()
     }
 
     /// Returns what a reader must know of that.
@@ -143,7 +148,7 @@ mod tests {
         let at = Path::new("/data");
         let engine = Engine::default();
         engine.note(native, at, &*device, None).unwrap();
-        assert_eq!(engine.used(), ["blocking calls", "page cache"]);
+        assert_eq!(engine.used(), ["page cache", "blocking calls"]);
         assert!(engine.notes()[0].contains("through the page cache"));
         let refused = engine
             .note(named, at, &*device, None)

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
@@ -96,6 +97,8 @@ fn every_workload_of_the_papers_runs_and_leaves_nothing_behind() {
         let sum: f64 = cycles.values().map(|value| value.as_f64().unwrap()).sum();
         assert!(sum > 0.0, "{record}");
         assert!(record["machine"]["cpu_model"].is_string(), "{record}");
+        let is_direct = ["zmio", "dd"].contains(&record["workload"].as_str().unwrap());
+        assert_eq!(record["engine"][0] == "direct I/O", is_direct, "{record}");
     }
     assert!(is_empty(dir.path()));
 }
@@ -232,17 +235,77 @@ fn a_device_in_use_is_not_written_even_with_force() {
 
 #[test]
 fn a_run_that_a_signal_interrupts_removes_its_directories() {
+    for signal in [Signal::INT, Signal::HUP, Signal::QUIT] {
+        let dir = directory();
+        let mut command = jericho(["bench", "scan", "--seconds", "1000", "--threads", "1"]);
+        command.stderr(Stdio::piped());
+        let mut run = command.arg(dir.path()).spawn().unwrap();
+        while is_empty(dir.path()) {
+            assert!(run.try_wait().unwrap().is_none(), "the run has ended");
+            std::thread::yield_now();
+        }
+        let pid = Pid::from_child(&run);
+        rustix::process::kill_process(pid, signal).unwrap();
+        let output = run.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{signal:?}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(message.contains("removing the files"), "{message}");
+        assert!(is_empty(dir.path()));
+    }
+}
+
+#[test]
+fn a_signal_that_the_parent_ignores_does_not_end_a_run() {
     let dir = directory();
-    let mut command = jericho(["bench", "scan", "--seconds", "1000", "--threads", "1"]);
+    let ignoring = "trap '' HUP; exec \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", ignoring, "sh"]);
+    command.arg(jericho(["bench"]).get_program());
+    command.args(["bench", "scan", "--seconds", "1000", "--threads", "1"]);
     let mut run = command.arg(dir.path()).spawn().unwrap();
     while is_empty(dir.path()) {
         assert!(run.try_wait().unwrap().is_none(), "the run has ended");
         std::thread::yield_now();
     }
     let pid = Pid::from_child(&run);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", run.id())).unwrap();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = u64::from_str_radix(ignored.unwrap().trim(), 16).unwrap();
+    assert_eq!(ignored & 1, 1, "SIGHUP is still ignored");
     rustix::process::kill_process(pid, Signal::INT).unwrap();
     assert_eq!(run.wait().unwrap().code(), Some(1));
-    assert!(is_empty(dir.path()));
+}
+
+#[test]
+fn lines_of_results_are_whole_whatever_was_there_and_however_full_the_disk() {
+    let dir = directory();
+    let device = dir.path().join("device");
+    std::fs::write(&device, vec![7u8; 1 << 20]).unwrap();
+    let out = dir.path().join("results.jsonl");
+    let run = |limit: &str| {
+        // A write beyond the limit writes the part up to it, as on a full disk.
+        let limited = format!("trap '' XFSZ; ulimit -f {limit}; exec \"$@\"");
+        let mut command = Command::new("bash");
+        command.args(["-c", &limited, "bash"]);
+        command.arg(jericho(["bench"]).get_program());
+        command.args(["bench", "dd"]).arg(&device).args(SHORT);
+        command.arg("--out").arg(&out);
+        command
+    };
+    // A program was killed while it wrote.
+    std::fs::write(&out, "{\"format\":1,\"work").unwrap();
+    succeed(&mut run("unlimited"));
+    let text = std::fs::read_to_string(&out).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    let record: Value = serde_json::from_str(lines[1]).unwrap();
+    assert_eq!(record["workload"], "dd");
+
+    // The limit is in units of 1024 bytes, and cuts the next line.
+    let limit = text.len().div_ceil(1024);
+    let refused = fail(&mut run(&limit.to_string()), 1);
+    assert!(refused.contains("results.jsonl"), "{refused}");
+    assert_eq!(std::fs::read_to_string(&out).unwrap(), text);
 }
 
 #[test]
