@@ -33,10 +33,34 @@ text{font:14px system-ui,sans-serif;fill:#1a1a1a}\
 @media (prefers-color-scheme:dark){.paper{fill:#161616}text{fill:#eee}.light{fill:#000}.dark{fill:#fff}}\
 @media print{.paper{fill:none}text{fill:#000}.light{fill:#000}.dark{fill:#fff}svg{print-color-adjust:exact}}";
 
-/// A grid: its title, and for each pair of nodes the text and how bad the figure is, from 0 to 1.
-struct Grid {
-    title: String,
-    cells: Vec<Vec<Option<(String, f64)>>>,
+/// Figures of one kind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Grid {
+    /// What they are, with the unit.
+    pub title: String,
+    /// `cells[from][to]`: node of the CPUs, node of the memory. `None`: not measured.
+    pub cells: Vec<Vec<Option<Cell>>>,
+}
+
+/// A figure of a grid.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cell {
+    /// The number.
+    pub text: String,
+    /// How bad it is, from 0 to 1.
+    badness: f64,
+}
+
+impl Cell {
+    /// Returns red, green and blue of its color: darker if it is worse.
+    pub fn color(&self) -> [u8; 3] {
+        color(self.badness)
+    }
+
+    /// Returns whether white text is more legible on its color than black text.
+    pub fn is_dark(&self) -> bool {
+        luminance(self.color()) < WHITE_BELOW
+    }
 }
 
 /// Returns the heat map as an SVG document.
@@ -72,7 +96,7 @@ pub fn heat_map(report: &Report) -> String {
 }
 
 /// Returns the lines above the grids.
-fn head(report: &Report) -> Vec<String> {
+pub fn head(report: &Report) -> Vec<String> {
     let (machine, count) = (&report.machine, report.node_count());
     let plural = if count == 1 { "" } else { "s" };
     let mut lines = vec![
@@ -89,7 +113,8 @@ fn head(report: &Report) -> Vec<String> {
     lines
 }
 
-fn grids(report: &Report) -> Vec<Grid> {
+/// Returns a grid for each kind of figure.
+pub fn grids(report: &Report) -> Vec<Grid> {
     let one = &report.one_cpu;
     let nanoseconds = |value: &f64| format!("{value:.0}");
     let bandwidth = |title: &str, matrix: &Matrix<u64>| {
@@ -134,7 +159,10 @@ fn grid<T>(
     let span = (worst - best).max(best.abs() / 2.0).max(f64::MIN_POSITIVE);
     let cell = |value: &Option<T>| {
         let value = value.as_ref()?;
-        Some((text(value), (badness(value) - best) / span))
+        Some(Cell {
+            text: text(value),
+            badness: (badness(value) - best) / span,
+        })
     };
     Grid {
         title,
@@ -165,16 +193,15 @@ fn push_grid(out: &mut String, grid: &Grid, left: usize, top: usize) {
             let x = left + LABEL_WIDTH + column * CELL_WIDTH;
             let (width, height) = (CELL_WIDTH - 2, CELL_HEIGHT - 2);
             let place = format!("x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\"");
-            let Some((text, part)) = cell else {
+            let Some(cell) = cell else {
                 let _ = writeln!(out, "<rect class=\"empty\" {place}/>");
                 continue;
             };
-            let [red, green, blue] = color(*part);
-            let is_dark = luminance([red, green, blue]) < WHITE_BELOW;
+            let [red, green, blue] = cell.color();
             let _ = writeln!(out, "<rect {place} fill=\"rgb({red},{green},{blue})\"/>");
-            let shade = if is_dark { "dark" } else { "light" };
+            let shade = if cell.is_dark() { "dark" } else { "light" };
             let center = (x + width / 2, middle);
-            push_text(out, center, &format!("number {shade}"), text);
+            push_text(out, center, &format!("number {shade}"), &cell.text);
         }
     }
 }
@@ -244,7 +271,7 @@ mod tests {
     fn equal_figures_are_all_light() {
         let equal: Matrix<f64> = vec![vec![Some(5.0); 2]; 2];
         let grid = grid(String::new(), &equal, |value| *value, |_| String::new());
-        let parts = grid.cells.iter().flatten().flatten().map(|(_, part)| *part);
-        assert!(parts.into_iter().all(|part| part == 0.0));
+        let cells = grid.cells.iter().flatten().flatten();
+        assert!(cells.into_iter().all(|cell| cell.badness == 0.0));
     }
 }

@@ -35,12 +35,12 @@ mod time;
 pub use costs::move_costs;
 pub use digest::digest;
 pub use error::{LoadError, ProbeError, SaveError};
-pub use heat_map::heat_map;
+pub use heat_map::{Cell, Grid, grids, head, heat_map};
 pub use plan::{Options, Plan};
 pub use report::{
     DeviceRates, FORMAT, Latency, Machine, Matrix, NodeReport, OneCpu, Report, Skipped,
     TopologyReport,
 };
 pub use run::{Progress, run};
-pub use store::{FILE_NAME, load, save};
+pub use store::{FILE_NAME, load, load_any, save};
 pub use table::table;

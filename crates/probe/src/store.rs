@@ -137,6 +137,18 @@ fn malformed(path: &Path, reason: String) -> LoadError {
     LoadError::Malformed { path, reason }
 }
 
+/// Reads a report about any machine. Returns `None` when there is no file. Fails if the file is not a report, or is of a newer format.
+pub fn load_any(path: &Path) -> Result<Option<Report>, LoadError> {
+    match read(path) {
+        Ok(text) => parse(&text, path).map(Some),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(LoadError::Read {
+            path: path.to_path_buf(),
+            source,
+        }),
+    }
+}
+
 fn parse(text: &[u8], path: &Path) -> Result<Report, LoadError> {
     /// The only field that all formats share.
     #[derive(Deserialize)]
