@@ -25,7 +25,7 @@ SBINDIR ?= /sbin
 # Where systemd looks for units of local software when PREFIX is /usr/local.
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
-.PHONY: help build demo test model model-mutants crash-mutants programs lab systemd fuzz conformance soak bench compare-syncs compare-failures compare-creates compare-volumes compare-removals compare-remote mount-times acceptance results traces man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs setup-remote setup-conformance
+.PHONY: help build demo test model model-mutants crash-mutants programs lab systemd fuzz conformance soak bench compare-syncs compare-failures compare-creates compare-volumes compare-removals compare-remote mount-times acceptance results traces man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs setup-remote setup-conformance setup-report report-pages
 
 help:
 	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked'
@@ -50,13 +50,14 @@ help:
 	@echo 'make compare-remote    a device of another host by Jericho, NBD and AoE; links that fail and links with faults (25 minutes; QUICK=1: 7 minutes; REMOTE_ARGS="--tables main")'
 	@echo 'make results   the last run of the benchmark into README.md and docs/performance'
 	@echo 'make traces    records page accesses of real programs, and compares kinds of replacement on them (as root; 10 minutes)'
+	@echo 'make report-pages      pages of jericho report in headless Chromium: screenshots, contrast, width on a phone, print (installs Chromium, 300 MB; half a minute)'
 	@echo 'make build     the release binary $(BIN) and the library that programs load, beside it'
 	@echo 'make man       manual pages and shell completions in $(TARGET)/man and $(TARGET)/completions'
 	@echo 'make install   after make man, as root: PREFIX=$(PREFIX) (DESTDIR is honoured); NET_GROUP=$(NET_GROUP) may use devices of other hosts'
 	@echo 'make uninstall what install put there'
 	@echo 'make clean     removes what was built'
 
-setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs setup-remote setup-conformance: setup-%:
+setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs setup-remote setup-conformance setup-report: setup-%:
 	@scripts/setup $*
 
 build:
@@ -182,6 +183,11 @@ traces: setup-traces
 	$(CARGO) build --release -p jericho-cache --example replacement
 	scripts/traces $(TARGET)/release/examples/replacement $(TARGET)/traces
 	$(TARGET)/release/examples/replacement $(TARGET)/traces/*.trace
+
+# Not part of make test, because of the size of the browser.
+report-pages: setup-report
+	$(CARGO) build --release -p jericho-cli
+	scripts/report-pages $(BIN) $(TARGET)/report-pages
 
 man: build
 	@mkdir -p $(TARGET)/man $(TARGET)/completions

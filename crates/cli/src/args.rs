@@ -82,6 +82,8 @@ pub enum Command {
     Probe(ProbeArgs),
     /// Measure the papers' workloads with threads and memory on given nodes, or predict for other machines
     Bench(BenchArgs),
+    /// Make a page from results of bench, with the papers' figures beside them, or compare two files of results
+    Report(ReportArgs),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
     /// Wait until the daemon at the other end of standard input ends, then end programs' access to its cache
@@ -1060,6 +1062,35 @@ pub struct BenchArgs {
     /// With --model: print one line of JSON
     #[arg(long, requires = "model")]
     pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  jericho bench scan /mnt/data --placement best --out results.jsonl
+  jericho bench scan /mnt/data --placement worst --out results.jsonl
+  jericho report results.jsonl --out report.html
+  jericho report --compare before.jsonl after.jsonl --out comparison.html
+
+The page is one file that needs nothing from elsewhere: throughput over threads with shares of local accesses, latencies, cycles per I/O, the heat map of \
+the probe, and the papers' ratios beside those of the results.
+
+A comparison takes runs of the same workload, placement, number of threads and sizes. Lines of the same conditions in a file are repetitions: it takes \
+four in each file to see a difference. It shows the ratio of the second file to the first one with a 95 % confidence interval, and says no difference \
+if that has 1.")]
+pub struct ReportArgs {
+    /// Files that bench --out has written
+    #[arg(required_unless_present = "compare", value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Compare the runs of two files
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["files", "probe"])]
+    pub compare: Vec<PathBuf>,
+    /// The page
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// A report of probe --json to show as a heat map [default: the one that probe has kept]
+    #[arg(long, value_name = "FILE")]
+    pub probe: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

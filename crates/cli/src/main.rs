@@ -39,6 +39,7 @@ mod predict;
 mod preload;
 mod probe;
 mod remote;
+mod report;
 mod run;
 mod serve;
 mod serve_device;
@@ -110,6 +111,7 @@ fn run(command: Command) -> Outcome {
         Command::Topology(a) => topology::run(&a),
         Command::Probe(a) => probe::run(&a),
         Command::Bench(a) => bench::run(&a),
+        Command::Report(a) => report::run(&a),
         Command::Completions(a) => generate::completions(&a),
         Command::Keeper => keeper::run(),
         Command::Man(a) => generate::man(&a),

@@ -210,6 +210,10 @@ fn a_crate_does_not_reach_what_it_must_not_know() {
         ),
         ("packet", &["format", "storage", "remote", "ether", "fs"]),
         ("daemon", &["fuse", "cli"]),
+        (
+            "report",
+            &["sys", "storage", "topology", "probe", "model", "workload"],
+        ),
     ] {
         let reached = reach(&arrows, name);
         for other in unknown {
@@ -247,8 +251,8 @@ fn unsafe_code_lives_in_sys_shm_and_preload_only() {
 }
 
 #[test]
-fn format_does_no_io() {
-    for (path, text) in sources("format") {
+fn format_and_report_do_no_io() {
+    for (path, text) in ["format", "report"].into_iter().flat_map(sources) {
         for module in [
             "std::fs",
             "std::io",

@@ -33,6 +33,7 @@ mod pjdfstest;
 mod preallocation;
 mod predict;
 mod probe;
+mod report;
 mod run;
 mod serve;
 mod trim;

@@ -1,0 +1,408 @@
+//! Compares the runs of two files under the same conditions.
+
+use std::collections::BTreeMap;
+
+use crate::groups::{Conditions, order};
+use crate::line::{Evidence, Run};
+use crate::results::Results;
+use crate::statistics::{Ratio, median, ratio, runs_needed};
+use crate::text;
+
+/// What must be the same on both sides.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    /// Name of the workload.
+    pub workload: String,
+    /// Its form.
+    pub variant: String,
+    /// What made the operations. Empty: `jericho bench`.
+    pub generator: String,
+    /// Whether threads streamed through memory beside it.
+    pub with_mstress: bool,
+    /// Whether the sizes are the papers'.
+    pub as_paper: bool,
+    /// Bytes of the run's files, at most.
+    pub data_bytes: u64,
+    /// The place of the placement in the order in which they are shown.
+    pub order: usize,
+    /// The placement.
+    pub placement: String,
+    /// Number of threads.
+    pub threads: u32,
+}
+
+impl Key {
+    fn of(run: &Run) -> Key {
+        Key {
+            workload: run.workload.clone(),
+            variant: run.variant.clone(),
+            generator: run.generator.clone(),
+            with_mstress: run.with_mstress,
+            as_paper: run.as_paper,
+            data_bytes: run.data_bytes,
+            order: order(&run.placement),
+            placement: run.placement.clone(),
+            threads: run.threads,
+        }
+    }
+}
+
+/// What may differ between the sides, and must not differ on one side: the targets, the way to them, the machine and the version of Jericho.
+fn setting(run: &Run) -> (&[String], [&str; 6], u32, u32) {
+    let machine = &run.machine;
+    let names = [
+        &run.path,
+        &run.engine,
+        &machine.cpu_model,
+        &machine.topology,
+        &machine.kernel,
+        &machine.jericho,
+    ];
+    (
+        &run.targets,
+        names.map(String::as_str),
+        machine.cpus,
+        machine.nodes,
+    )
+}
+
+/// One side of a comparison.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Side {
+    /// Median of the throughput, in bytes per second.
+    pub throughput_bytes_per_s: f64,
+    /// Median of the share of local accesses.
+    pub local_share: Option<f64>,
+    /// Number of runs.
+    pub runs: usize,
+}
+
+/// What two sides tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// B is faster.
+    Faster,
+    /// B is slower.
+    Slower,
+    /// The interval has 1.
+    NoDifference,
+    /// There are too few runs to tell.
+    TooFew,
+    /// A run moved nothing.
+    NoThroughput,
+}
+
+/// A comparison.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pair {
+    /// The conditions.
+    pub key: Key,
+    /// The targets of the first file.
+    pub on: String,
+    /// The first file.
+    pub a: Side,
+    /// The second file.
+    pub b: Side,
+    /// B to A. `None`: a run moved nothing.
+    pub ratio: Option<Ratio>,
+    /// What they tell.
+    pub verdict: Verdict,
+    /// Whether a side is of an emulated machine, whose speeds mean nothing.
+    pub is_emulated: bool,
+    /// In what the sides differ.
+    pub differences: Vec<String>,
+}
+
+/// The comparison of two files.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Comparison {
+    /// What both files have.
+    pub pairs: Vec<Pair>,
+    /// What is not compared, and why.
+    pub left_out: Vec<String>,
+    /// In what the machines of the pairs differ.
+    pub machines_differ: Vec<&'static str>,
+}
+
+/// Compares two files.
+pub fn compare(a: &Results, b: &Results) -> Comparison {
+    let (of_a, of_b) = (by_key(&a.runs), by_key(&b.runs));
+    let mut comparison = Comparison::default();
+    for (key, runs_a) in &of_a {
+        let Some(runs_b) = of_b.get(key) else {
+            comparison
+                .left_out
+                .push(format!("{}: only in the first file", name(key)));
+            continue;
+        };
+        match pairs_of_settings(runs_a, runs_b) {
+            Some(pairs) => {
+                for (a, b) in pairs {
+                    comparison.add(key, &a, &b);
+                }
+            }
+            None => comparison.left_out.push(format!(
+                "{}: a file has runs on several targets or machines, and the other one has not the same; compare files with one of each",
+                name(key)
+            )),
+        }
+    }
+    for key in of_b.keys().filter(|key| !of_a.contains_key(key)) {
+        comparison
+            .left_out
+            .push(format!("{}: only in the second file", name(key)));
+    }
+    comparison
+}
+
+fn by_key(runs: &[Run]) -> BTreeMap<Key, Vec<&Run>> {
+    let mut keys: BTreeMap<Key, Vec<&Run>> = BTreeMap::new();
+    for run in runs {
+        keys.entry(Key::of(run)).or_default().push(run);
+    }
+    keys
+}
+
+type Sides<'a> = (Vec<&'a Run>, Vec<&'a Run>);
+
+/// Returns the runs that are compared: those of equal settings, or all if each side has one setting. Returns `None` if there are none.
+fn pairs_of_settings<'a>(a: &[&'a Run], b: &[&'a Run]) -> Option<Vec<Sides<'a>>> {
+    let split = |runs: &[&'a Run]| {
+        let mut settings: BTreeMap<_, Vec<&'a Run>> = BTreeMap::new();
+        for run in runs {
+            settings.entry(setting(run)).or_default().push(*run);
+        }
+        settings
+    };
+    let (of_a, mut of_b) = (split(a), split(b));
+    if of_a.len() == 1 && of_b.len() == 1 {
+        return Some(vec![(a.to_vec(), b.to_vec())]);
+    }
+    let equal = of_a
+        .into_iter()
+        .filter_map(|(setting, a)| Some((a, of_b.remove(&setting)?)));
+    Some(equal.collect::<Vec<_>>()).filter(|pairs| !pairs.is_empty())
+}
+
+impl Comparison {
+    fn add(&mut self, key: &Key, a: &[&Run], b: &[&Run]) {
+        let machines = a[0].machine.differences(&b[0].machine);
+        for difference in &machines {
+            if !self.machines_differ.contains(difference) {
+                self.machines_differ.push(*difference);
+            }
+        }
+        let rates = |runs: &[&Run]| -> Vec<f64> {
+            runs.iter().map(|run| run.throughput_bytes_per_s).collect()
+        };
+        let ratio = ratio(&rates(a), &rates(b));
+        self.pairs.push(Pair {
+            key: key.clone(),
+            on: Conditions::of(a[0]).name(),
+            a: side(a),
+            b: side(b),
+            ratio,
+            verdict: verdict(ratio),
+            is_emulated: [a[0], b[0]]
+                .iter()
+                .any(|run| run.machine.evidence() == Evidence::Emulated),
+            differences: differences(a, b),
+        });
+    }
+
+    /// Returns how many pairs have each verdict, as a sentence.
+    pub fn summary(&self) -> String {
+        let count = |verdict: Verdict| {
+            self.pairs
+                .iter()
+                .filter(|pair| pair.verdict == verdict)
+                .count()
+        };
+        let (few, none) = (count(Verdict::TooFew), count(Verdict::NoThroughput));
+        let mut text = format!(
+            "{}: {} faster, {} slower, {} no difference",
+            text::count(self.pairs.len(), "comparison"),
+            count(Verdict::Faster),
+            count(Verdict::Slower),
+            count(Verdict::NoDifference) + few,
+        );
+        if few > 0 {
+            text += &format!(
+                " ({few} with too few runs to tell; it takes {} on each side)",
+                runs_needed()
+            );
+        }
+        if none > 0 {
+            text += &format!(", {none} without throughput");
+        }
+        text
+    }
+}
+
+fn side(runs: &[&Run]) -> Side {
+    let of = |value: &dyn Fn(&Run) -> Option<f64>| {
+        let values: Vec<f64> = runs.iter().filter_map(|run| value(run)).collect();
+        median(&values)
+    };
+    Side {
+        throughput_bytes_per_s: of(&|run| Some(run.throughput_bytes_per_s)).unwrap_or(0.0),
+        local_share: of(&|run| run.local_share),
+        runs: runs.len(),
+    }
+}
+
+fn verdict(ratio: Option<Ratio>) -> Verdict {
+    match ratio.map(|ratio| ratio.interval) {
+        None => Verdict::NoThroughput,
+        Some(None) => Verdict::TooFew,
+        Some(Some((low, _))) if low > 1.0 => Verdict::Faster,
+        Some(Some((_, high))) if high < 1.0 => Verdict::Slower,
+        Some(Some(_)) => Verdict::NoDifference,
+    }
+}
+
+/// Names what differs beside the placement's effect: targets, versions, lengths.
+fn differences(a: &[&Run], b: &[&Run]) -> Vec<String> {
+    let (first, second) = (a[0], b[0]);
+    let mut differences = Vec::new();
+    if (&first.targets, &first.path, &first.engine)
+        != (&second.targets, &second.path, &second.engine)
+    {
+        let name = |run: &Run| Conditions::of(run).name();
+        differences.push(format!("targets: {} and {}", name(first), name(second)));
+    }
+    if first.machine.jericho != second.machine.jericho {
+        differences.push(format!(
+            "Jericho {} and {}",
+            first.machine.jericho, second.machine.jericho
+        ));
+    }
+    let seconds = |runs: &[&Run]| {
+        let seconds: Vec<f64> = runs.iter().map(|run| run.seconds).collect();
+        median(&seconds).unwrap_or(0.0)
+    };
+    let (one, other) = (seconds(a), seconds(b));
+    if one.max(other) > one.min(other) * 1.2 {
+        differences.push(format!("length: {one:.1} s and {other:.1} s"));
+    }
+    differences
+}
+
+/// Names the conditions in one line.
+pub fn name(key: &Key) -> String {
+    let beside = if key.with_mstress {
+        ", beside mstress"
+    } else {
+        ""
+    };
+    format!(
+        "{} {}, {}, {}{beside}",
+        key.workload,
+        key.variant,
+        key.placement,
+        text::count(key.threads as usize, "thread")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::example::run;
+
+    fn results(rates: &[f64]) -> Results {
+        let one = |rate: &f64| run(("scan", "read"), "best", 2, *rate);
+        Results {
+            runs: rates.iter().map(one).collect(),
+            ..Results::default()
+        }
+    }
+
+    fn only(a: &Results, b: &Results) -> Pair {
+        let comparison = compare(a, b);
+        assert_eq!(comparison.pairs.len(), 1, "{:?}", comparison.left_out);
+        comparison.pairs[0].clone()
+    }
+
+    #[test]
+    fn a_difference_is_one_that_the_interval_shows() {
+        let a = results(&[100.0, 101.0, 99.0, 102.0, 98.0]);
+        assert_eq!(
+            only(&a, &results(&[150.0, 149.0, 151.0, 152.0])).verdict,
+            Verdict::Faster
+        );
+        assert_eq!(
+            only(&a, &results(&[50.0, 49.0, 51.0, 52.0])).verdict,
+            Verdict::Slower
+        );
+        assert_eq!(
+            only(&a, &results(&[100.0, 97.0, 103.0, 99.5])).verdict,
+            Verdict::NoDifference
+        );
+        assert_eq!(only(&a, &a).verdict, Verdict::NoDifference);
+        // Three runs cannot tell, however far apart.
+        let few = only(&results(&[1.0, 1.0, 1.0]), &results(&[9.0, 9.0, 9.0]));
+        assert_eq!(
+            (few.verdict, few.ratio.unwrap().estimate),
+            (Verdict::TooFew, 9.0)
+        );
+        assert_eq!(only(&a, &results(&[0.0])).verdict, Verdict::NoThroughput);
+        let summary = compare(&results(&[1.0]), &results(&[2.0])).summary();
+        assert!(
+            summary.contains("1 no difference (1 with too few runs to tell; it takes 4"),
+            "{summary}"
+        );
+    }
+
+    #[test]
+    fn only_runs_under_the_same_conditions_are_compared() {
+        let a = results(&[1.0]);
+        let changes: [fn(&mut Run); 6] = [
+            |run| run.threads = 3,
+            |run| run.placement = "worst".into(),
+            |run| run.variant = "write".into(),
+            |run| run.data_bytes = 1,
+            |run| run.with_mstress = true,
+            |run| run.as_paper = true,
+        ];
+        for change in changes {
+            let mut b = results(&[1.0]);
+            change(&mut b.runs[0]);
+            let comparison = compare(&a, &b);
+            assert_eq!((comparison.pairs.len(), comparison.left_out.len()), (0, 2));
+        }
+    }
+
+    #[test]
+    fn other_machines_and_targets_are_named_and_never_mixed() {
+        let a = results(&[1.0, 1.0]);
+        let mut b = results(&[2.0, 2.0]);
+        for run in &mut b.runs {
+            run.machine.kernel = "6.19".into();
+            run.machine.jericho = "0.2.0".into();
+            run.targets = vec!["/mnt/other".into()];
+            run.seconds = 9.0;
+        }
+        let comparison = compare(&a, &b);
+        assert_eq!(comparison.machines_differ, ["kernel"]);
+        let differences = comparison.pairs[0].differences.join("; ");
+        for part in [
+            "/mnt/data and /mnt/other",
+            "0.1.0 and 0.2.0",
+            "1.0 s and 9.0 s",
+        ] {
+            assert!(differences.contains(part), "{differences}");
+        }
+        // Now the second file has two settings, one of which the first one has.
+        b.runs.extend(a.runs.clone());
+        let comparison = compare(&a, &b);
+        assert_eq!(comparison.pairs[0].b.runs, 2);
+        assert!(comparison.machines_differ.is_empty());
+        b.runs[2].targets = vec!["/mnt/third".into()];
+        b.runs[3].targets = vec!["/mnt/third".into()];
+        let comparison = compare(&a, &b);
+        assert!(
+            comparison.pairs.is_empty() && comparison.left_out[0].contains("several targets"),
+            "{comparison:?}"
+        );
+    }
+}

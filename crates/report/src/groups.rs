@@ -1,0 +1,341 @@
+//! Runs by machine, by conditions, by form and by placement. Only runs of the same machine and conditions are in one curve.
+
+use std::collections::BTreeMap;
+
+use crate::line::{Cycles, Machine, Run};
+use crate::statistics::median;
+
+/// The placements in the order in which they are shown: from the best one to the worst one.
+const ORDER: [&str; 15] = [
+    "best", "proper", "TLORP0I0", "TLORPLIR", "TRLCPL", "native", "TLORPRIR", "TRLCPR", "TRORP0I0",
+    "TRORPLIR", "TRRCPL", "TRORPRIR", "TRRCPR", "worst", "bad",
+];
+
+/// Most sets of conditions of a machine.
+const BLOCKS_MAX: usize = 60;
+/// Most targets that a name lists.
+const TARGETS_MAX: usize = 6;
+
+/// All runs of one machine.
+pub struct OfMachine<'a> {
+    /// The machine. Its counter's rate is that of its first run.
+    pub machine: &'a Machine,
+    /// Its runs by workload and conditions.
+    pub blocks: Vec<Block<'a>>,
+    /// Number of further sets of conditions, which exceed what a page shows.
+    pub left_out: usize,
+}
+
+/// Conditions that must be the same in one curve.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Conditions<'a> {
+    /// Name of the workload.
+    pub workload: &'a str,
+    /// Directories or devices.
+    pub targets: &'a [String],
+    /// The way to the data. Empty: unknown.
+    pub path: &'a str,
+    /// What made the operations. Empty: `jericho bench`.
+    pub generator: &'a str,
+    /// For direct workloads, what made the transfers. Empty: unknown.
+    pub engine: &'a str,
+    /// Bytes of the run's files, at most.
+    pub data_bytes: u64,
+    /// Whether the sizes are the papers'.
+    pub as_paper: bool,
+    /// Whether threads streamed through memory beside the workload.
+    pub with_mstress: bool,
+}
+
+/// Runs of the same conditions.
+pub struct Block<'a> {
+    /// The conditions.
+    pub conditions: Conditions<'a>,
+    /// The forms of the workload.
+    pub variants: Vec<Variant<'a>>,
+}
+
+/// One form of a workload.
+pub struct Variant<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its placements, in the order in which they are shown.
+    pub series: Vec<Series<'a>>,
+}
+
+/// The runs of one placement.
+pub struct Series<'a> {
+    /// The placement.
+    pub placement: &'a str,
+    /// The runs by number of threads.
+    pub points: BTreeMap<u32, Vec<&'a Run>>,
+}
+
+impl<'a> Conditions<'a> {
+    /// Returns those of a run.
+    pub fn of(run: &'a Run) -> Conditions<'a> {
+        Conditions {
+            workload: &run.workload,
+            targets: &run.targets,
+            path: &run.path,
+            generator: &run.generator,
+            engine: &run.engine,
+            data_bytes: run.data_bytes,
+            as_paper: run.as_paper,
+            with_mstress: run.with_mstress,
+        }
+    }
+
+    /// Returns whether the targets are on a Jericho volume. Returns `None` if the lines do not say it.
+    pub fn is_jericho(&self) -> Option<bool> {
+        match self.path {
+            "mount" | "fast" | "process" => Some(true),
+            "directory" | "device" => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Names the targets, the way to them, and another generator than Jericho's own.
+    pub fn name(&self) -> String {
+        let shown = self.targets.len().min(TARGETS_MAX);
+        let more = match self.targets.len() - shown {
+            0 => String::new(),
+            more => format!(" and {more} others"),
+        };
+        let path = match self.path {
+            "mount" => " (Jericho mount)",
+            "fast" => " (Jericho, hits inline)",
+            "process" => " (Jericho volume in the process)",
+            _ => "",
+        };
+        let generator = match self.generator {
+            "" | "jericho" => String::new(),
+            other => format!(", operations by {other}"),
+        };
+        let engine = match self.engine {
+            "" => String::new(),
+            engine => format!(", {engine}"),
+        };
+        self.targets[..shown].join(", ") + &more + path + &engine + &generator
+    }
+}
+
+/// Groups runs. Machines are in the order of their first run, and so are conditions and forms.
+pub fn by_machine<'a>(runs: &'a [Run]) -> Vec<OfMachine<'a>> {
+    let runs: Vec<&Run> = runs.iter().collect();
+    // All but the rate of the counter, which is measured.
+    let key = |run: &'a Run| {
+        let machine = &run.machine;
+        let names = (
+            &machine.cpu_model,
+            &machine.topology,
+            &machine.kernel,
+            &machine.jericho,
+        );
+        (names, machine.cpus, machine.nodes)
+    };
+    in_order(&runs, key)
+        .into_iter()
+        .map(|(_, runs)| {
+            let of_conditions = in_order(&runs, Conditions::of);
+            OfMachine {
+                machine: &runs[0].machine,
+                left_out: of_conditions.len().saturating_sub(BLOCKS_MAX),
+                blocks: of_conditions
+                    .into_iter()
+                    .take(BLOCKS_MAX)
+                    .map(block)
+                    .collect(),
+            }
+        })
+        .collect()
+}
+
+fn block<'a>((conditions, runs): (Conditions<'a>, Vec<&'a Run>)) -> Block<'a> {
+    let variants = in_order(&runs, |run| run.variant.as_str()).into_iter();
+    let variants = variants.map(|(name, runs)| Variant {
+        name,
+        series: series(&runs),
+    });
+    Block {
+        conditions,
+        variants: variants.collect(),
+    }
+}
+
+fn series<'a>(runs: &[&'a Run]) -> Vec<Series<'a>> {
+    let mut all: Vec<Series> = in_order(runs, |run| run.placement.as_str())
+        .into_iter()
+        .map(|(placement, runs)| {
+            let mut points: BTreeMap<u32, Vec<&Run>> = BTreeMap::new();
+            for run in runs {
+                points.entry(run.threads).or_default().push(run);
+            }
+            Series { placement, points }
+        })
+        .collect();
+    all.sort_by_key(|series| (order(series.placement), series.placement));
+    all
+}
+
+/// Returns the place of a placement in the order in which they are shown.
+pub fn order(placement: &str) -> usize {
+    let place = ORDER.iter().position(|name| *name == placement);
+    place.unwrap_or(ORDER.len())
+}
+
+/// Groups by a key, in the order in which keys appear first.
+fn in_order<'a, K: Ord + Clone>(
+    runs: &[&'a Run],
+    key: impl Fn(&'a Run) -> K,
+) -> Vec<(K, Vec<&'a Run>)> {
+    let mut places: BTreeMap<K, usize> = BTreeMap::new();
+    let mut groups: Vec<(K, Vec<&Run>)> = Vec::new();
+    for run in runs {
+        let key = key(run);
+        let place = *places.entry(key.clone()).or_insert(groups.len());
+        if place == groups.len() {
+            groups.push((key, vec![]));
+        }
+        groups[place].1.push(run);
+    }
+    groups
+}
+
+impl Variant<'_> {
+    /// Returns all numbers of threads.
+    pub fn threads(&self) -> Vec<u32> {
+        let mut threads: Vec<u32> = self
+            .series
+            .iter()
+            .flat_map(|series| series.points.keys().copied())
+            .collect();
+        threads.sort_unstable();
+        threads.dedup();
+        threads
+    }
+
+    /// Returns the largest number of threads that all placements have. Returns that of the first placement if they share none.
+    pub fn shared_threads(&self) -> u32 {
+        let all = self.threads().into_iter().rev();
+        let has_all = |threads: &u32| {
+            self.series
+                .iter()
+                .all(|series| series.points.contains_key(threads))
+        };
+        let largest = || self.series.first()?.points.keys().next_back().copied();
+        all.into_iter().find(has_all).or_else(largest).unwrap_or(0)
+    }
+}
+
+impl<'a> Block<'a> {
+    /// Returns all runs of the block.
+    pub fn runs(&self) -> impl Iterator<Item = &'a Run> + '_ {
+        let series = self.variants.iter().flat_map(|variant| &variant.series);
+        series.flat_map(|series| series.points.values().flatten().copied())
+    }
+}
+
+/// Returns the values of some runs.
+pub fn values(runs: &[&Run], of: impl Fn(&Run) -> Option<f64>) -> Vec<f64> {
+    runs.iter().filter_map(|run| of(run)).collect()
+}
+
+/// Returns the median of a value of some runs. Returns `None` if no run has it.
+pub fn median_of(runs: &[&Run], of: impl Fn(&Run) -> Option<f64>) -> Option<f64> {
+    median(&values(runs, of))
+}
+
+/// Returns the medians of the kinds of CPU time, in the order of [`crate::line::KINDS`]. Returns `None` if no run has them.
+pub fn median_cycles(runs: &[&Run], of: impl Fn(&Run) -> Option<Cycles>) -> Option<[f64; 7]> {
+    let all: Vec<[f64; 7]> = runs
+        .iter()
+        .filter_map(|run| of(run))
+        .map(|cycles| cycles.kinds())
+        .collect();
+    let kind = |index: usize| {
+        let values: Vec<f64> = all.iter().map(|kinds| kinds[index]).collect();
+        median(&values)
+    };
+    let mut medians = [0.0; 7];
+    for (index, place) in medians.iter_mut().enumerate() {
+        *place = kind(index)?;
+    }
+    Some(medians)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::example::run;
+
+    #[test]
+    fn machines_and_conditions_are_never_in_one_curve() {
+        let form = ("scan", "read");
+        let first = run(form, "best", 1, 1e9);
+        let mut other_machine = run(form, "best", 1, 2e9);
+        other_machine.machine.kernel = "6.19".into();
+        let mut other_size = run(form, "best", 1, 3e9);
+        other_size.data_bytes *= 2;
+        let mut other_target = run(form, "best", 1, 4e9);
+        other_target.targets = vec!["/mnt/other".into()];
+        let mut cached = run(form, "best", 1, 6e9);
+        cached.engine = "page cache".into();
+        let mut beside = run(form, "best", 1, 5e9);
+        beside.with_mstress = true;
+        let again = Run {
+            seed: 2,
+            seconds: 1.1,
+            ..first.clone()
+        };
+        let runs = [
+            first,
+            other_machine,
+            other_size,
+            other_target,
+            cached,
+            beside,
+            again,
+        ];
+        let machines = by_machine(&runs);
+        assert_eq!(machines.len(), 2);
+        let counts: Vec<usize> = machines[0]
+            .blocks
+            .iter()
+            .map(|block| block.runs().count())
+            .collect();
+        assert_eq!(counts, [2, 1, 1, 1, 1]);
+        assert_eq!(
+            machines[0].blocks[0].variants[0].series[0].points[&1].len(),
+            2
+        );
+    }
+
+    #[test]
+    fn placements_are_in_the_order_from_best_to_worst() {
+        let runs =
+            ["worst", "mine", "native", "best"].map(|name| run(("scan", "read"), name, 2, 1e9));
+        let machines = by_machine(&runs);
+        let variant = &machines[0].blocks[0].variants[0];
+        let names: Vec<&str> = variant
+            .series
+            .iter()
+            .map(|series| series.placement)
+            .collect();
+        assert_eq!(names, ["best", "native", "worst", "mine"]);
+    }
+
+    #[test]
+    fn the_largest_shared_number_of_threads_is_one_that_all_placements_have() {
+        let form = ("scan", "read");
+        let mut runs = vec![
+            run(form, "best", 1, 1.0),
+            run(form, "best", 8, 1.0),
+            run(form, "worst", 1, 1.0),
+        ];
+        let shared = |runs: &[Run]| by_machine(runs)[0].blocks[0].variants[0].shared_threads();
+        assert_eq!(shared(&runs), 1);
+        runs[2].threads = 4;
+        assert_eq!(shared(&runs), 8);
+    }
+}

@@ -1,0 +1,124 @@
+//! The runs of some files, read line by line.
+
+use crate::line::{LineError, Run, parse};
+
+/// Most runs of a page.
+pub const RUNS_MAX: usize = 200_000;
+/// Most lines that are left out because they end too early.
+const NOTES_MAX: usize = 40;
+
+/// Why a file of results cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct ReadError {
+    message: String,
+}
+
+/// The runs of some files.
+#[derive(Clone, Debug, Default)]
+pub struct Results {
+    /// Names of the files.
+    pub files: Vec<String>,
+    /// The runs, in the order of the files and lines.
+    pub runs: Vec<Run>,
+    /// What a reader of the page must know about the files.
+    pub notes: Vec<String>,
+}
+
+impl Results {
+    /// Begins a file.
+    pub fn begin_file(&mut self, name: &str) {
+        self.files.push(name.to_owned());
+    }
+
+    /// Reads a line of the file that was begun last. `number` counts from 1. A line that ends too early is what an interrupted write leaves. It
+    /// is left out, with a note.
+    pub fn add_line(&mut self, number: usize, line: &[u8]) -> Result<(), ReadError> {
+        let file = self.files.last().map_or("", String::as_str);
+        let refused = |reason: String| ReadError {
+            message: format!("{file}: line {number}: {reason}"),
+        };
+        if line.trim_ascii().is_empty() {
+            return Ok(());
+        }
+        if self.runs.len() >= RUNS_MAX {
+            return Err(refused(format!(
+                "a page has at most {RUNS_MAX} runs; give fewer files"
+            )));
+        }
+        match parse(line) {
+            Ok(run) => self.runs.push(run),
+            Err(LineError::Torn) if self.notes.len() < NOTES_MAX => self.notes.push(format!(
+                "{file}: line {number} is left out: it ends too early, so its write was interrupted."
+            )),
+            Err(LineError::Torn) => {
+                return Err(refused(format!(
+                    "ends too early, as {NOTES_MAX} lines before it do, so the file is damaged; give another one"
+                )));
+            }
+            Err(LineError::Other(reason)) => return Err(refused(reason)),
+        }
+        Ok(())
+    }
+
+    /// Ends the file. Fails if it has no run. `runs_before` is the number of runs before it.
+    pub fn end_file(&self, runs_before: usize) -> Result<(), ReadError> {
+        let file = self.files.last().map_or("", String::as_str);
+        match self.runs.len() > runs_before {
+            true => Ok(()),
+            false => Err(ReadError {
+                message: format!("{file}: has no result; jericho bench --out {file} adds some"),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::example;
+
+    fn results() -> Results {
+        let mut results = Results::default();
+        results.begin_file("a.jsonl");
+        results
+    }
+
+    #[test]
+    fn a_torn_line_is_left_out_with_a_note() {
+        let (line, mut results) = (example::line(), results());
+        results.add_line(1, line.as_bytes()).unwrap();
+        results.add_line(2, b"  ").unwrap();
+        results.add_line(3, &line.as_bytes()[..99]).unwrap();
+        assert_eq!(results.runs.len(), 1);
+        assert!(
+            results.notes[0].starts_with("a.jsonl: line 3 is left out"),
+            "{:?}",
+            results.notes
+        );
+        let glued = format!("{}{line}", &line[..99]);
+        assert!(results.add_line(5, glued.as_bytes()).is_err());
+        results.end_file(0).unwrap();
+        let torn = &line.as_bytes()[..99];
+        let error = (6..).find_map(|number| results.add_line(number, torn).err());
+        let error = error.unwrap().to_string();
+        assert!(error.contains("the file is damaged"), "{error}");
+        assert_eq!(results.notes.len(), NOTES_MAX);
+    }
+
+    #[test]
+    fn a_file_without_results_is_named() {
+        let error = results().end_file(0).unwrap_err().to_string();
+        assert!(error.contains("a.jsonl: has no result"), "{error}");
+    }
+
+    #[test]
+    fn there_is_a_most_of_runs() {
+        let mut results = results();
+        let line = example::line();
+        results.add_line(1, line.as_bytes()).unwrap();
+        results.runs = vec![results.runs[0].clone(); RUNS_MAX];
+        let error = results.add_line(2, line.as_bytes()).unwrap_err();
+        assert!(error.to_string().contains("fewer files"), "{error}");
+    }
+}
