@@ -25,7 +25,7 @@ SBINDIR ?= /sbin
 # Where systemd looks for units of local software when PREFIX is /usr/local.
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
-.PHONY: help build demo test model model-mutants crash-mutants programs lab systemd fuzz conformance soak bench compare-syncs compare-failures compare-creates compare-volumes compare-removals compare-remote mount-times acceptance results traces man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs setup-remote setup-conformance setup-report report-pages
+.PHONY: help build demo test model model-mutants crash-mutants programs lab systemd fuzz conformance soak bench compare-syncs compare-failures compare-creates compare-volumes compare-removals compare-generators compare-remote mount-times acceptance results traces man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs setup-remote setup-conformance setup-report report-pages
 
 help:
 	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked'
@@ -45,6 +45,7 @@ help:
 	@echo 'make compare-creates   creates of two threads in two slices against those of one thread (2 minutes)'
 	@echo 'make compare-volumes   syncs beside 10^6 inodes and 1 GiB of dirty pages against those on an empty volume (10 minutes, 12 GiB of memory)'
 	@echo 'make compare-removals  creates beside the removal of a file with 10^5 extents, and the memory of 10^6 creates (1 minute)'
+	@echo 'make compare-generators   operations a second of jericho bench zmio against those of fio with the same engine, depth and file (3 minutes)'
 	@echo 'make mount-times       bytes and seconds of a mount after a kill, with 10^3 and 10^6 inodes and with a full journal'
 	@echo 'make acceptance        the six above, one after the other (as root; one hour, on a machine without other load)'
 	@echo 'make compare-remote    a device of another host by Jericho, NBD and AoE; links that fail and links with faults (25 minutes; QUICK=1: 7 minutes; REMOTE_ARGS="--tables main")'
@@ -142,6 +143,10 @@ soak: setup-test
 bench: setup-bench
 	$(CARGO) build --release -p jericho-cli -p jericho-preload -p jericho-bench
 	scripts/with-ring also $(TARGET)/release/jericho-bench --jericho $(BIN) --passthrough "$$(scripts/passthrough-hp)" --out $(TARGET)/bench $(if $(QUICK),--quick) $(BENCH_ARGS)
+
+compare-generators: setup-demo
+	$(CARGO) build --release -p jericho-cli
+	scripts/compare-generators $(BIN) $(TARGET)/generators $(GENERATORS_ARGS)
 
 # Beside the times it counts flushes and bytes, which hold on a noisy machine too.
 compare-syncs: setup-syncs

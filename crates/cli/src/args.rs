@@ -993,6 +993,10 @@ Examples:
   jericho bench scan /mnt/jericho --placement best
   jericho bench zmio /dev/nvme0n1 /dev/nvme1n1 --placement TRORP0I0 --threads 1,2,4,8
   jericho bench all /mnt/data --out results.jsonl
+  jericho bench scan /mnt/jericho --path fast --placement best
+  jericho bench all my.volume --path process               a volume that is not mounted
+  jericho bench zmio /dev/nvme0n1 --generator fio          the same run by fio
+  jericho bench scan /mnt/jericho --variant randread --threads 8 --placement-trace accesses.jsonl
   jericho bench --model list                 the machines of the papers
   jericho bench --model opteron --placement worst --threads 1,8,64
   jericho bench --model my-server.toml --trace accesses.jsonl
@@ -1007,7 +1011,9 @@ are local or remote. TLORPLIR, TLORPRIR, TRORPLIR, TRORPRIR, TLORP0I0, TRORP0I0 
 data. The others use the nodes in turn, wherever the device is. proper, best: threads are on the node of their cached pages or buffers. worst, bad: \
 threads are far from these. native: the kernel chooses. The kernel confirms where memory and threads are.
 
-In a directory, bench makes directories of its own and removes them. It writes to no device without --force.
+In a directory, bench makes directories of its own and removes them. It writes to no device without --force. all leaves out what does not fit, and says so.
+
+The column cycles/IO has the cycles of busy CPUs for each sector of 512 bytes that the devices moved, without I/O wait.
 
 With --model, bench runs nothing. The model shares bandwidths of memory, links and devices fairly among threads. It has no caches of CPUs, no locks \
 and no interrupts, and misses some results of the papers: see docs/internals/model.md. Machine files are described in docs/formats/machine.md, traces in \
@@ -1033,6 +1039,19 @@ pub struct BenchArgs {
     /// Append a line of JSON for each run to this file
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// How to reach a Jericho volume: mount (system calls), fast (hits inline, as under jericho run), or process (the targets are volumes that are not mounted,
+    /// and bench opens them itself) [default: mount; under jericho run: fast]
+    #[arg(long, value_name = "WAY", hide_possible_values = true)]
+    pub path: Option<PathArg>,
+    /// Forms of the workload to run, for example read-64k [default: all]
+    #[arg(long, value_name = "NAME,NAME,...", value_delimiter = ',')]
+    pub variant: Vec<String>,
+    /// Have another program (fio) make the operations of zmio, scan and dd, on the same files with the same placement
+    #[arg(long, value_name = "PROGRAM", hide_possible_values = true)]
+    pub generator: Option<GeneratorArg>,
+    /// Write the nodes of the accesses of the only run to this file, for --model with --trace
+    #[arg(long, value_name = "FILE")]
+    pub placement_trace: Option<PathBuf>,
     /// Take the papers' sizes and numbers of threads
     #[arg(long)]
     pub as_paper: bool,
@@ -1049,7 +1068,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SPEC", default_value = "auto")]
     pub topology: String,
     /// Predict for this machine: a name from list, a machine file, or a file with the output of jericho probe --json; or list, or judged
-    #[arg(long, value_name = "MACHINE", conflicts_with_all = ["workload", "seconds", "out", "as_paper", "with_mstress", "force"])]
+    #[arg(long, value_name = "MACHINE", conflicts_with_all = ["workload", "seconds", "out", "path", "variant", "generator", "placement_trace", "as_paper", "with_mstress", "force"])]
     pub model: Option<String>,
     /// With --model: predict for the accesses of a real run, a JSON object a line
     #[arg(
@@ -1110,6 +1129,24 @@ Examples:
 pub struct ManArgs {
     /// An existing directory
     pub dir: Option<PathBuf>,
+}
+
+/// The way of `jericho bench` to a Jericho volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PathArg {
+    /// System calls on the mount
+    Mount,
+    /// The mount, with hits inline
+    Fast,
+    /// The volume is open in the process of bench
+    Process,
+}
+
+/// A program that makes operations for `jericho bench`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GeneratorArg {
+    /// fio
+    Fio,
 }
 
 /// A migration policy, or `None` for the policy of the directory above.

@@ -3,28 +3,41 @@
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use jericho_daemon::ThreadPolicy;
 use jericho_storage::is_remote;
-use jericho_topology::{NodeId, Topology};
+use jericho_topology::Topology;
+use jericho_workload::fio;
 use jericho_workload::kind::Kind;
+use jericho_workload::options::{Generator, Options};
 use jericho_workload::placement::Placement;
-use jericho_workload::plan::{Options, Plan, Planned};
+use jericho_workload::plan::Plan;
+use jericho_workload::reach::{KernelFiles, Reach, Route};
 use jericho_workload::record::Record;
+use jericho_workload::schedule::Planned;
 use jericho_workload::target::Target;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-use crate::args::BenchArgs;
+use crate::args::{BenchArgs, GeneratorArg, PathArg};
 use crate::failure::{Context, Failure, Outcome, print};
-use crate::{control, predict, served};
+use crate::in_process::InProcess;
+use crate::on_mounts::OnMounts;
+use crate::{control, predict, preload, served};
+
+/// Set in the environment of this program when it runs for the second time.
+const AGAIN: &str = "JERICHO_BENCH_AGAIN";
 
 /// Longest measurement that a user may ask for: a week.
 const SECONDS_MAX: f64 = 7.0 * 24.0 * 3600.0;
+/// Shortest one: in less time the kernel counts hardly any CPU time.
+const SECONDS_MIN: f64 = 0.1;
 
 pub fn run(args: &BenchArgs) -> Outcome {
     match &args.model {
@@ -36,14 +49,96 @@ pub fn run(args: &BenchArgs) -> Outcome {
 fn measure(args: &BenchArgs) -> Outcome {
     let topology = Topology::from_spec(&args.topology).map_err(|e| Failure::new(e.to_string()))?;
     let options = options(args)?;
-    let home_of = |path: &Path| {
-        control::where_is(path)
-            .ok()
-            .map(|found| NodeId(found.home_node))
+    let route = route(args)?;
+    // Closes the volumes after the last run, also after a failure.
+    let in_process = match route {
+        Route::Process => Some(Arc::new(InProcess::open(&args.targets, &topology)?)),
+        _ => None,
     };
+    let measured = targets(args, &topology, route, in_process.clone())
+        .and_then(|reached| measure_by(args, &topology, options, reached));
+    let closed = in_process.map_or(Ok(()), |volumes| volumes.close());
+    let code = measured?;
+    closed.map(|()| code)
+}
+
+/// Returns the way to the volumes. For another way than the present one, runs this program again, with or without the library of `jericho run`.
+fn route(args: &BenchArgs) -> Result<Route, Failure> {
+    let is_loaded = preload::is_loaded();
+    let Some(wanted) = args.path else {
+        let are_mounts = || {
+            args.targets
+                .iter()
+                .all(|path| control::where_is(path).is_ok())
+        };
+        return Ok(match is_loaded && are_mounts() {
+            true => Route::Fast,
+            false => Route::Kernel,
+        });
+    };
+    match (wanted, is_loaded) {
+        (PathArg::Fast, true) => return Ok(Route::Fast),
+        (PathArg::Mount, false) => return Ok(Route::Kernel),
+        (PathArg::Process, _) => return Ok(Route::Process),
+        (PathArg::Fast, false) | (PathArg::Mount, true) => {}
+    }
+    if std::env::var_os(AGAIN).is_some() {
+        return Err(Failure::new(
+            "the library of jericho run could not be loaded into this program, or removed from it; is this program set-user-ID?",
+        ));
+    }
+    let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
+    command.args(std::env::args_os().skip(1)).env(AGAIN, "1");
+    match wanted {
+        PathArg::Fast => {
+            for target in &args.targets {
+                control::where_is(target)?;
+            }
+            preload::set(&mut command, &preload::find()?, Some(ThreadPolicy::Never))?;
+        }
+        _ => preload::unset(&mut command),
+    }
+    // This program begins again in the same process.
+    let error = command.exec();
+    Err(Failure::new(format!(
+        "cannot run this program again: {error}"
+    )))
+}
+
+/// Returns the targets, and how a run reaches them.
+fn targets(
+    args: &BenchArgs,
+    topology: &Topology,
+    route: Route,
+    in_process: Option<Arc<InProcess>>,
+) -> Result<(Vec<Target>, Reach), Failure> {
+    if let Some(volumes) = in_process {
+        let targets = volumes.targets();
+        let reach = Reach {
+            route,
+            files: volumes.clone(),
+            daemon: volumes,
+        };
+        return Ok((targets, reach));
+    }
+    let daemon = OnMounts::of(&args.targets);
     let targets = args.targets.iter();
-    let targets = targets.map(|path| Target::of(path, &topology, &home_of));
+    let targets = targets.map(|path| Target::of(path, topology, &daemon));
     let targets = targets.collect::<Result<Vec<_>, _>>().map_err(failure)?;
+    let reach = Reach {
+        route,
+        files: Arc::new(KernelFiles),
+        daemon: Arc::new(daemon),
+    };
+    Ok((targets, reach))
+}
+
+fn measure_by(
+    args: &BenchArgs,
+    topology: &Topology,
+    options: Options,
+    (targets, reach): (Vec<Target>, Reach),
+) -> Outcome {
     // Another process may use the device, for example a mount. Held until the end.
     let written = targets
         .iter()
@@ -53,19 +148,18 @@ fn measure(args: &BenchArgs) -> Outcome {
         .collect::<Result<Vec<_>, _>>()?;
     // Each thread of zmio has several.
     jericho_sys::limits::raise_open_files();
-    let plan = Plan::new(&topology, targets, &home_of, options).map_err(failure)?;
-    let mut out = args.out.as_deref().map(open_out).transpose()?;
-    // A second signal ends the program at once.
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
-        // A program under nohup(1) goes on when its terminal is gone.
-        if signal == SIGHUP && is_ignored(signal) {
-            continue;
-        }
-        signal_hook::flag::register_conditional_shutdown(signal, 130, interrupted.clone())
-            .and_then(|_| signal_hook::flag::register(signal, interrupted.clone()))
-            .context("cannot listen for signals")?;
+    // Before the first directory is made.
+    let interrupted = listen()?;
+    let plan = Plan::new(topology, targets, &reach, options).map_err(failure)?;
+    if args.placement_trace.is_some() && plan.runs.len() != 1 {
+        return Err(Failure::new(format!(
+            "--placement-trace is of one run, and these are {}; choose one workload with --variant and one number of --threads",
+            plan.runs.len()
+        )));
     }
+    let mut out = args.out.as_deref().map(open_out).transpose()?;
+    let trace = args.placement_trace.as_deref();
+    let mut trace = trace.map(create_trace).transpose()?;
     let seconds = plan.duration().as_secs_f64();
     print(&format!(
         "{} runs, about {seconds:.0} s together\n",
@@ -79,15 +173,35 @@ fn measure(args: &BenchArgs) -> Outcome {
     for planned in &plan.runs {
         bar.set_message(name(planned));
         bar.tick();
-        let record = plan.run(planned, &interrupted).map_err(failure)?;
+        let (record, outcome) = plan.run(planned, &interrupted).map_err(failure)?;
         if let Some((file, path)) = &mut out {
             append(file, &record).context(path.display())?;
+        }
+        if let Some((file, path)) = &mut trace {
+            let lines = plan.trace(planned, &outcome).map_err(failure)?;
+            write_trace(file, &lines).context(path.display())?;
         }
         bar.suspend(|| print(&line(&record)))?;
         bar.inc(1);
     }
     bar.finish_and_clear();
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns what signals set from now on.
+fn listen() -> Result<Arc<AtomicBool>, Failure> {
+    // A second signal ends the program at once.
+    let interrupted = Arc::new(AtomicBool::new(false));
+    // A program under nohup(1) goes on when its terminal is gone.
+    for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
+        if signal == SIGHUP && is_ignored(signal) {
+            continue;
+        }
+        signal_hook::flag::register_conditional_shutdown(signal, 130, interrupted.clone())
+            .and_then(|_| signal_hook::flag::register(signal, interrupted.clone()))
+            .context("cannot listen for signals")?;
+    }
+    Ok(interrupted)
 }
 
 /// Returns whether the parent process had this one ignore a signal: `SigIgn` of proc_pid_status(5).
@@ -106,15 +220,20 @@ fn failure(error: jericho_workload::Error) -> Failure {
 
 fn options(args: &BenchArgs) -> Result<Options, Failure> {
     let seconds = match args.seconds {
-        Some(seconds) if !(seconds > 0.0 && seconds <= SECONDS_MAX) => {
+        Some(seconds) if !(SECONDS_MIN..=SECONDS_MAX).contains(&seconds) => {
             return Err(Failure::new(format!(
-                "--seconds {seconds}: use a number above 0 and up to {SECONDS_MAX}"
+                "--seconds {seconds}: use a number from {SECONDS_MIN} to {SECONDS_MAX}"
             )));
         }
         seconds => seconds.map(Duration::from_secs_f64),
     };
     let threads = args.threads.iter().map(|count| *count as usize).collect();
     Ok(Options {
+        variants: args.variant.clone(),
+        generator: match args.generator {
+            Some(GeneratorArg::Fio) => Generator::Fio(fio::version().map_err(failure)?),
+            None => Generator::Own,
+        },
         kinds: Kind::named(args.workload.as_deref().unwrap_or("all")).map_err(failure)?,
         placement: Placement::named(args.placement.as_deref().unwrap_or("native"))
             .map_err(failure)?,
@@ -139,6 +258,26 @@ fn open_out(path: &Path) -> Result<(File, &Path), Failure> {
         file.write_all(b"\n").context(what())?;
     }
     Ok((file, path))
+}
+
+/// Creates the file for the trace before the run, so that the run is not in vain.
+fn create_trace(path: &Path) -> Result<(File, &Path), Failure> {
+    let file = File::create(path);
+    let file = file.context(format_args!(
+        "{}: cannot create it for the placement trace",
+        path.display()
+    ))?;
+    Ok((file, path))
+}
+
+fn write_trace(file: &mut File, lines: &[jericho_workload::trace::Line]) -> Result<(), Failure> {
+    let mut text = String::new();
+    for line in lines {
+        text += &serde_json::to_string(line).context("cannot write JSON")?;
+        text.push('\n');
+    }
+    file.write_all(text.as_bytes())
+        .context("cannot write the placement trace")
 }
 
 /// Returns whether the last line of a file has no end, because a program was killed or the disk was full.

@@ -51,6 +51,14 @@ pub fn find() -> Result<PathBuf, Failure> {
     Ok(found)
 }
 
+/// Returns whether this program runs with the library.
+pub fn is_loaded() -> bool {
+    // Without /proc, nothing is known, and the library does not work either.
+    let maps = std::fs::read("/proc/self/maps").unwrap_or_default();
+    let name = LIBRARY.as_bytes();
+    maps.windows(name.len()).any(|part| part == name)
+}
+
 /// Makes a command load the library, and passes the mounted volumes to the library.
 ///
 /// Fails if the kernel's list of mounts cannot be read.

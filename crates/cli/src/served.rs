@@ -53,7 +53,7 @@ fn remedy(path: &Path, read_only: bool) -> String {
     match mounted.filter(|_| !path.is_dir()) {
         Some(dir) => format!("unmount the volume first: jericho umount {}", dir.display()),
         None if read_only => "end the process that writes to it first".into(),
-        None => "end that process first, or serve another device".into(),
+        None => "end that process first, or use another device".into(),
     }
 }
 

@@ -33,9 +33,24 @@ pub fn for_transfers(topology: &Topology, seat: &Seat, bytes: usize) -> Result<A
             .doing(format_args!("bind buffers to node {node}"))?;
     }
     memory.populate(0..bytes).doing("allocate buffers")?;
-    let offsets: Vec<usize> = (0..bytes).step_by(BLOCK_BYTES as usize).collect();
-    check(memory.nodes_of(&offsets), node, "a buffer")?;
+    check(nodes_of(&memory), node, "a buffer")?;
     Ok(Arc::new(memory))
+}
+
+/// Returns the kernel's node of each page of some memory.
+pub(crate) fn nodes_of(memory: &Mapping) -> io::Result<Vec<Option<u32>>> {
+    let pages = (0..memory.len()).step_by(BLOCK_BYTES as usize);
+    memory.nodes_of(&pages.collect::<Vec<usize>>())
+}
+
+/// Compares the nodes of pages again, after a run. Returns whether the kernel has told them, and `None` if nothing is expected.
+pub(crate) fn confirm(
+    found: io::Result<Vec<Option<u32>>>,
+    expected: Option<u32>,
+) -> Result<Option<bool>> {
+    let told = found.is_ok();
+    check(found, expected, "a buffer")?;
+    Ok(expected.map(|_| told))
 }
 
 /// Compares the nodes of pages, as move_pages(2) has told them, with the node that they were bound to, if they were. Fails if a page is elsewhere: the run

@@ -9,6 +9,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::kind::{Kind, Variant};
 use crate::placement::Placement;
+use crate::reach::Files;
 use crate::run::Thread;
 use crate::seats::Seat;
 use crate::target::{Scratch, Target};
@@ -43,6 +44,8 @@ pub struct Case<'a> {
     pub variant: Variant,
     /// Where it runs.
     pub targets: &'a [Target],
+    /// The files of the directories.
+    pub files: Arc<dyn Files>,
     /// The directories of the instances. `None`: the targets are devices.
     pub scratch: Option<&'a Scratch>,
     /// The placement.
@@ -62,7 +65,7 @@ pub struct Case<'a> {
 }
 
 impl<'a> Case<'a> {
-    /// Returns whether the files are on a Jericho mount.
+    /// Returns whether the files are on a Jericho volume.
     pub(crate) fn is_jericho(&self) -> bool {
         self.targets.iter().any(|target| target.is_jericho)
     }
@@ -100,6 +103,7 @@ impl<'a> Case<'a> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::reach::KernelFiles;
     use crate::seats::{Places, seats};
     use jericho_topology::NodeId;
 
@@ -109,6 +113,7 @@ pub(crate) mod tests {
         kind: Kind,
         placement: Placement,
         targets: Vec<Target>,
+        files: Arc<dyn Files>,
         scratch: Scratch,
         seats: Vec<Seat>,
         pub(crate) scale: Scale,
@@ -139,6 +144,7 @@ pub(crate) mod tests {
                 }
             });
             let targets: Vec<Target> = targets.collect();
+            let files: Arc<dyn Files> = Arc::new(KernelFiles);
             let placement = Placement::named(placement).unwrap();
             let places = Places {
                 device_nodes: &[Some(NodeId(1))],
@@ -147,7 +153,8 @@ pub(crate) mod tests {
             };
             Story {
                 seats: seats(&topology, placement, places, threads).unwrap(),
-                scratch: Scratch::make(&targets, threads).unwrap(),
+                scratch: Scratch::make(&files, &targets, threads).unwrap(),
+                files,
                 topology,
                 kind,
                 placement,
@@ -167,6 +174,7 @@ pub(crate) mod tests {
                 kind: self.kind,
                 variant: self.kind.variants()[0],
                 targets: &self.targets,
+                files: self.files.clone(),
                 scratch: Some(&self.scratch),
                 placement: self.placement,
                 seats: &self.seats,

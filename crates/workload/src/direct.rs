@@ -1,11 +1,13 @@
 //! Devices and files of a run that are read and written with direct I/O.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use jericho_storage::{Device, OpenOptions, open_device};
 
 use crate::case::Case;
 use crate::error::{Error, Result};
+use crate::part::Part;
 use crate::placement::{Use, Way};
 use crate::random;
 
@@ -31,15 +33,10 @@ impl Devices {
 
     /// Returns the device of an instance. In a directory, makes a file for it, with `bytes` bytes.
     pub(crate) fn of(&self, case: &Case, index: usize, bytes: u64) -> Result<Arc<dyn Device>> {
-        let Some(scratch) = case.scratch else {
+        if case.scratch.is_none() {
             return Ok(self.0[index % self.0.len()].clone());
-        };
-        let options = OpenOptions {
-            create_size: Some(bytes),
-            ..OpenOptions::default()
-        };
-        let path = scratch.dir(index).join(format!("data.{index}"));
-        let device = open_device(&path, options).map_err(|error| Error::new(error.to_string()))?;
+        }
+        let device = case.files.create_direct(&path(case, index), bytes)?;
         // Space that was never written is read without the device.
         let seed = case.seed ^ index as u64;
         random::pieces(seed, bytes, case.stopping, |at, piece| {
@@ -84,4 +81,33 @@ pub(crate) fn first_request(case: &Case, index: usize, requests: u64) -> u64 {
     let sharing = case.seats.len().div_ceil(case.targets.len()) as u64;
     let part = (index / case.targets.len()) as u64;
     requests / sharing.max(1) * part % requests
+}
+
+/// Returns the file of an instance, which has `bytes` bytes, or its part of a device: from its first request to the end.
+pub(crate) fn part(case: &Case, index: usize, bytes: u64) -> Result<Part> {
+    let paths = vec![path(case, index)];
+    if case.scratch.is_some() {
+        return Ok(Part {
+            paths,
+            offset: 0,
+            bytes,
+        });
+    }
+    let device = Devices::open(case)?.of(case, index, bytes)?;
+    let request_bytes = case.variant.request_bytes as u64;
+    let requests = requests_of(&*device, case.variant.request_bytes)?;
+    let first = first_request(case, index, requests);
+    Ok(Part {
+        paths,
+        offset: first * request_bytes,
+        bytes: (requests - first) * request_bytes,
+    })
+}
+
+/// Returns the path of the device of an instance, or of its file.
+fn path(case: &Case, index: usize) -> PathBuf {
+    match case.scratch {
+        Some(scratch) => scratch.dir(index).join(format!("data.{index}")),
+        None => case.targets[index % case.targets.len()].path.clone(),
+    }
 }

@@ -99,24 +99,24 @@ impl Kind {
         }
     }
 
-    /// Returns the numbers of threads that the papers have, those of the figure for a range.
-    pub fn paper_threads(self) -> &'static [usize] {
+    /// Returns the numbers of threads that the papers have, those of the figure for a range. *Implications* has an instance for each device.
+    pub fn paper_threads(self, targets: usize) -> Vec<usize> {
         match self {
-            Kind::Zmio => &[1, 2, 4, 8],
-            Kind::Fsmark => &[128],
-            Kind::Checkpoint | Kind::Search => &[32],
+            Kind::Zmio => vec![1, 2, 4, 8],
+            Kind::Fsmark => vec![128 * targets],
+            Kind::Checkpoint | Kind::Search => vec![32 * targets],
             // One thread that reads and one that writes.
-            Kind::Stream => &[2],
-            Kind::Scan | Kind::Dd => &[1, 8, 16, 24, 32, 40, 48, 56, 64],
+            Kind::Stream => vec![2 * targets],
+            Kind::Scan | Kind::Dd => vec![1, 8, 16, 24, 32, 40, 48, 56, 64],
         }
     }
 
     /// Returns the numbers of threads without a request: as the papers if these are a property of the workload, else up to the number of CPUs.
-    pub fn default_threads(self, cpus: usize) -> Vec<usize> {
+    pub fn default_threads(self, cpus: usize, targets: usize) -> Vec<usize> {
         let most = match self {
             Kind::Zmio => 8.min(cpus * 2),
             Kind::Scan | Kind::Dd => 64.min(cpus * 2),
-            _ => return self.paper_threads().to_vec(),
+            _ => return self.paper_threads(targets),
         };
         let powers = std::iter::successors(Some(1), |threads| Some(threads * 2));
         powers.take_while(|threads| *threads <= most).collect()
@@ -213,8 +213,11 @@ mod tests {
 
     #[test]
     fn numbers_of_threads_follow_the_machine_unless_the_workload_has_its_own() {
-        assert_eq!(Kind::Scan.default_threads(2), [1, 2, 4]);
-        assert_eq!(Kind::Zmio.default_threads(64), [1, 2, 4, 8]);
-        assert_eq!(Kind::Fsmark.default_threads(2), [128]);
+        assert_eq!(Kind::Scan.default_threads(2, 1), [1, 2, 4]);
+        assert_eq!(Kind::Zmio.default_threads(64, 1), [1, 2, 4, 8]);
+        assert_eq!(Kind::Fsmark.default_threads(2, 1), [128]);
+        // An instance for each device.
+        assert_eq!(Kind::Fsmark.default_threads(2, 4), [512]);
+        assert_eq!(Kind::Stream.default_threads(2, 4), [8]);
     }
 }

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::disks::disks_below;
 use crate::error::{Context, Error, Result};
 
 /// Bytes of a sector in the kernel's counters and in the papers.
@@ -70,6 +70,11 @@ impl CpuSeconds {
         }
     }
 
+    /// Returns all kinds together.
+    fn sum(self) -> f64 {
+        self.user + self.system + self.idle + self.io_wait + self.irq + self.soft_irq + self.steal
+    }
+
     /// Returns each kind multiplied by `factor`.
     fn times(self, factor: f64) -> CpuSeconds {
         CpuSeconds {
@@ -96,10 +101,12 @@ pub struct Moment {
 }
 
 /// What happened between two moments.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Span {
     /// Length.
     pub seconds: f64,
+    /// Ticks of the clock on all CPUs together, in which the kernel counts CPU time.
+    pub ticks: f64,
     /// CPU time of the whole machine.
     pub cpu_seconds: CpuSeconds,
     /// Sectors of the devices, read and written. `None`: the targets are on no block device.
@@ -108,33 +115,47 @@ pub struct Span {
 
 impl Span {
     /// Returns cycles per I/O: CPU time of the whole machine times the rate of the time stamp counter, for each sector of the devices. `None`: they moved
-    /// none, for example because all data was cached.
+    /// none, for example because all data was cached, or the time was too short.
     pub fn cpio(&self, tsc_hz: f64) -> Option<Cpio> {
         let sectors = self.device_sectors.filter(|sectors| *sectors > 0)?;
-        Some(self.cpu_seconds.times(tsc_hz / sectors as f64))
+        self.is_long_enough()
+            .then(|| self.cpu_seconds.times(tsc_hz / sectors as f64))
+    }
+
+    fn is_long_enough(&self) -> bool {
+        self.ticks >= TICKS_MIN
     }
 
     /// Returns the same for each 512 bytes that the programs moved.
     pub fn cycles_per_moved_sector(&self, tsc_hz: f64, moved_bytes: u64) -> Option<Cpio> {
         let sectors = moved_bytes / SECTOR_BYTES;
-        (sectors > 0).then(|| self.cpu_seconds.times(tsc_hz / sectors as f64))
+        (sectors > 0 && self.is_long_enough())
+            .then(|| self.cpu_seconds.times(tsc_hz / sectors as f64))
     }
 }
 
-/// The counters of the machine and of the devices below some paths.
+/// Fewest ticks of the clock for cycles per I/O: a few would be off by half of their value.
+const TICKS_MIN: f64 = 100.0;
+
+/// The counters of the machine and of some disks.
 #[derive(Clone, Debug)]
 pub struct Machine {
     ticks_per_second: f64,
-    /// Files `stat` of block devices: block/stat.rst of the kernel's documentation.
-    stats: BTreeSet<PathBuf>,
+    /// Files `stat` of block devices: block/stat.rst of the kernel's documentation. `None`: some disks are unknown.
+    stats: Option<BTreeSet<PathBuf>>,
 }
 
 impl Machine {
-    /// Finds the counters of the block devices that are these paths, or hold their files.
-    pub fn of(targets: &[PathBuf]) -> Machine {
+    /// Finds the counters of the disks below these paths. `None`, or a path without a block device: their sectors are unknown.
+    pub fn of(paths: Option<&[PathBuf]>) -> Machine {
+        let stats = paths.and_then(|paths| {
+            let disks = paths.iter().map(|path| disks_below(path));
+            Some(disks.collect::<Option<Vec<_>>>()?.into_iter().flatten())
+        });
+        let stats = stats.map(|disks| disks.map(|disk| disk.join("stat")).collect());
         Machine {
             ticks_per_second: rustix::param::clock_ticks_per_second().max(1) as f64,
-            stats: targets.iter().filter_map(|path| stat_file(path)).collect(),
+            stats: stats.filter(|stats: &BTreeSet<PathBuf>| !stats.is_empty()),
         }
     }
 
@@ -145,7 +166,8 @@ impl Machine {
         let cpu = CpuSeconds::parse(&text, self.ticks_per_second);
         let cpu =
             cpu.ok_or_else(|| Error::new("/proc/stat: no line with the times of all CPUs"))?;
-        let sectors = self.stats.iter().map(|path| {
+        let stats = self.stats.iter().flatten();
+        let sectors = stats.map(|path| {
             let text = fs::read_to_string(path).at(path, "read it")?;
             let fields: Vec<u64> = text
                 .split_ascii_whitespace()
@@ -162,7 +184,7 @@ impl Machine {
         let sectors = sectors.sum::<Result<u64>>()?;
         Ok(Moment {
             cpu,
-            sectors: (!self.stats.is_empty()).then_some(sectors),
+            sectors: self.stats.is_some().then_some(sectors),
             at: Instant::now(),
         })
     }
@@ -170,24 +192,14 @@ impl Machine {
     /// Returns what happened between two moments.
     pub fn between(&self, first: &Moment, last: &Moment) -> Span {
         let sectors = last.sectors.zip(first.sectors);
+        let cpu_seconds = last.cpu.since(first.cpu);
         Span {
             seconds: last.at.duration_since(first.at).as_secs_f64(),
-            cpu_seconds: last.cpu.since(first.cpu),
+            ticks: cpu_seconds.sum() * self.ticks_per_second,
+            cpu_seconds,
             device_sectors: sectors.map(|(last, first)| last.saturating_sub(first)),
         }
     }
-}
-
-/// Returns the file with the counters of the block device that `path` is, or that holds it.
-fn stat_file(path: &Path) -> Option<PathBuf> {
-    let metadata = fs::metadata(path).ok()?;
-    let device = match metadata.file_type().is_block_device() {
-        true => metadata.rdev(),
-        false => metadata.dev(),
-    };
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    let file = PathBuf::from(format!("/sys/dev/block/{major}:{minor}/stat"));
-    file.exists().then_some(file)
 }
 
 /// Time over which the rate of the time stamp counter is measured.
@@ -223,6 +235,7 @@ mod tests {
     fn cycles_per_io_divide_by_the_sectors_of_the_device_or_by_those_moved() {
         let span = Span {
             seconds: 1.0,
+            ticks: 200.0,
             cpu_seconds: CpuSeconds {
                 user: 2.0,
                 ..CpuSeconds::default()
@@ -242,11 +255,19 @@ mod tests {
             (cached.cpio(1e6), cached.cycles_per_moved_sector(1e6, 0)),
             (None, None)
         );
+        let short = Span {
+            ticks: 99.0,
+            ..span
+        };
+        assert_eq!(
+            (short.cpio(1e6), short.cycles_per_moved_sector(1e6, 512)),
+            (None, None)
+        );
     }
 
     #[test]
     fn the_machine_has_counters_that_only_grow() {
-        let machine = Machine::of(&[PathBuf::from("/proc")]);
+        let machine = Machine::of(Some(&[PathBuf::from("/proc")]));
         let first = machine.now().unwrap();
         let span = machine.between(&first, &machine.now().unwrap());
         assert!(span.seconds >= 0.0);

@@ -31,6 +31,14 @@ impl Random {
     }
 }
 
+/// Returns another seed for each name.
+pub fn seed_for(seed: u64, name: &[u8]) -> u64 {
+    let mixed = name.iter().fold(Random::new(seed), |mut random, byte| {
+        Random::new(random.next() ^ u64::from(*byte))
+    });
+    mixed.0
+}
+
 /// Fills a buffer with bytes that no device can compress.
 pub fn fill(seed: u64, buffer: &mut [u8]) {
     let mut random = Random::new(seed);
@@ -49,11 +57,17 @@ pub fn pieces(
     mut write: impl FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<()> {
     const PIECE_BYTES: u64 = 1 << 20;
+    const PAGE_BYTES: usize = 4096;
     let mut piece = AlignedBuffer::new(PIECE_BYTES as usize);
     fill(seed, piece.as_mut_slice());
+    let mut random = Random::new(seed);
     for at in (0..bytes).step_by(PIECE_BYTES as usize) {
         if stopping.load(Ordering::Relaxed) {
             return Err(Error::interrupted());
+        }
+        // Each page differs from all others, so that no device stores equal ones once.
+        for page in piece.as_mut_slice().chunks_mut(PAGE_BYTES) {
+            page[..8].copy_from_slice(&random.next().to_le_bytes());
         }
         let length = (bytes - at).min(PIECE_BYTES) as usize;
         write(at, &piece.as_slice()[..length])?;
@@ -70,6 +84,18 @@ mod tests {
         let (mut one, mut two) = (Random::new(7), Random::new(7));
         assert!((0..100).all(|_| one.next() == two.next()));
         assert!((1..1000).all(|bound| one.below(bound) < bound));
+        let going = AtomicBool::new(false);
+        let mut pages = std::collections::BTreeSet::new();
+        for name in ["file.0", "file.1"] {
+            let seed = seed_for(7, name.as_bytes());
+            assert_eq!(seed, seed_for(7, name.as_bytes()));
+            pieces(seed, 2 << 20, &going, |_, piece| {
+                pages.extend(piece.chunks(4096).map(<[u8]>::to_vec));
+                Ok(())
+            })
+            .unwrap();
+        }
+        assert_eq!(pages.len(), 1024, "all pages differ");
         let mut buffer = [0; 13];
         fill(3, &mut buffer);
         assert!(buffer.iter().filter(|byte| **byte != 0).count() > 8);

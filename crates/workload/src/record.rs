@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::{Cpio, CpuSeconds};
 use crate::meter::Meter;
+use crate::reach::InlinePages;
 use crate::seats::Seat;
 
 /// Version of the lines.
@@ -22,15 +23,21 @@ const PERCENTILES: [(&str, f64); 5] = [
     ("p99.99", 99.99),
 ];
 
-/// Kinds of CPU time that the kernel counts at each tick of the clock. A thread that always sleeps at the tick is not seen. The I/O wait is, besides,
-/// that of CPUs with nothing else to run (proc(5)).
-pub const SAMPLED: [&str; 5] = ["user", "system", "idle", "io_wait", "steal"];
+/// Kinds of CPU time that the kernel may count at ticks of the clock, depending on its configuration. A thread that always sleeps at the tick is not seen
+/// then. The I/O wait is, besides, that of CPUs with nothing else to run (proc(5)).
+pub const SAMPLED: [&str; 6] = ["user", "system", "idle", "io_wait", "irq", "soft_irq"];
 
 /// A run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Version of the line.
     pub format: u32,
+    /// The way to the data: `directory`, `device`, or of a Jericho volume `mount`, `fast` or `process`. Empty in lines of older programs.
+    #[serde(default)]
+    pub path: String,
+    /// What made the operations: `jericho`, or another program with its version. Empty in lines of older programs.
+    #[serde(default)]
+    pub generator: String,
     /// Name of the workload.
     pub workload: String,
     /// Its form, for example the size and direction of requests.
@@ -69,6 +76,15 @@ pub struct Record {
     pub latency_ns: BTreeMap<String, u64>,
     /// Share of the accesses whose thread was on the node of the cached page, or with direct I/O of the buffer. `None`: unknown.
     pub local_share: Option<f64>,
+    /// Whether the kernel confirmed after the run that threads and memory were where the seats say. `None`: they say nothing, or another program made the operations.
+    #[serde(default)]
+    pub confirmed: Option<bool>,
+    /// How threads migrate to their data on Jericho volumes. `None`: there is none.
+    #[serde(default)]
+    pub migration: Option<String>,
+    /// Pages that the threads accessed inline, as Jericho counts them. `None`: no volume is mounted, or another program made the operations.
+    #[serde(default)]
+    pub inline_pages: Option<InlinePages>,
     /// CPU time of the whole machine.
     pub cpu_seconds: CpuSeconds,
     /// Sectors that the devices moved. `None`: there is no block device, or it is on another host.
@@ -77,7 +93,7 @@ pub struct Record {
     pub cpio: Option<Cpio>,
     /// Cycles of the whole machine for each 512 bytes that the programs moved.
     pub cycles_per_moved_sector: Option<Cpio>,
-    /// The kinds of CPU time that the kernel samples.
+    /// The kinds of CPU time that the kernel may sample.
     pub sampled: Vec<String>,
     /// The machine.
     pub machine: MachineRecord,

@@ -2,15 +2,15 @@
 //! harms other programs, and the kernel ends a process that takes more memory than there is.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use jericho_sys::limits::{self, Memory};
 use jericho_topology::{NodeId, Topology};
 
 use crate::error::{Context, Error, Result};
 use crate::kind::Kind;
+use crate::reach::{Files, Filesystem};
 use crate::seats::Seat;
-use crate::target::{Filesystem, Target};
+use crate::target::Target;
 
 /// One part in this many of the files' bytes is kept for the filesystem's own data.
 const OVERHEAD_PART: u64 = 16;
@@ -125,10 +125,13 @@ pub(crate) fn least_free(filesystems: &[Filesystem]) -> Option<u64> {
 }
 
 /// Asks for the filesystems of directories, in their order.
-pub(crate) fn filesystems(targets: &[Target]) -> Result<Vec<Filesystem>> {
+pub(crate) fn filesystems(files: &dyn Files, targets: &[Target]) -> Result<Vec<Filesystem>> {
     let directories = targets.iter().filter(|target| target.is_directory);
     directories
-        .map(|target| Filesystem::of(Path::new(&target.path)))
+        .map(|target| {
+            let found = files.filesystem(&target.path);
+            found.at(&target.path, "ask for its filesystem")
+        })
         .collect()
 }
 

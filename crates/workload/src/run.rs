@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 use jericho_topology::{NodeId, Topology};
 
 use crate::error::{Error, Result};
+use crate::frames::Frames;
 use crate::machine::{Machine, Moment, Span};
 use crate::meter::Meter;
+use crate::reach::{Daemon, InlinePages};
 use crate::seats::Seat;
 
 /// Whether a worker has more to do.
@@ -28,8 +30,12 @@ pub trait Worker {
     /// Does one operation, or begins and ends some, and counts those that ended. Returns within a second if the device answers.
     fn step(&mut self, meter: &mut Meter) -> Result<Progress>;
 
-    /// Returns the share of its accesses to cached pages, or with direct I/O to its buffer, that are local to a thread on this node. `None`: unknown.
-    fn local_share(&self, thread: NodeId) -> Option<f64>;
+    /// Returns where the cached pages of the last operation are, or with direct I/O the buffer.
+    fn frames(&self) -> &Frames;
+
+    /// Asks the kernel, after the last operation, whether the memory is still where the seat says. Returns whether the kernel has told all of it,
+    /// and `None` if the seat says nothing. Fails if a page is elsewhere: the run has measured another placement.
+    fn confirm(&self) -> Result<Option<bool>>;
 }
 
 /// Makes a worker, in its thread and on its node.
@@ -61,8 +67,38 @@ pub struct Outcome {
     pub meter: Meter,
     /// Bytes moved, by the home node of the device, or by the node of the thread if the device's is unknown.
     pub bytes_by_node: BTreeMap<NodeId, u64>,
+    /// What each seat has done, in their order.
+    pub meters: Vec<(Seat, Meter)>,
+    /// Pages that this process accessed inline meanwhile. `None`: no volume is mounted.
+    pub inline_pages: Option<InlinePages>,
+    /// Whether the kernel has confirmed, after the measurement, that threads and memory were where the seats say. `None`: they say nothing.
+    pub confirmed: Option<bool>,
     /// The machine.
     pub span: Span,
+}
+
+/// What is read when the measurement begins and ends.
+#[derive(Clone, Copy)]
+pub struct Watched<'a> {
+    /// The machine.
+    pub machine: &'a Machine,
+    /// The volumes.
+    pub daemon: &'a dyn Daemon,
+}
+
+impl Watched<'_> {
+    pub(crate) fn now(&self) -> Result<Seen> {
+        Ok(Seen {
+            inline_pages: self.daemon.inline_pages(),
+            moment: self.machine.now()?,
+        })
+    }
+}
+
+/// What `Watched` had counted.
+pub(crate) struct Seen {
+    inline_pages: Option<InlinePages>,
+    moment: Moment,
 }
 
 /// Time between two looks for the end of a phase.
@@ -141,7 +177,7 @@ enum Event {
 /// the makers of workers read, when the run ends or fails.
 pub fn run(
     topology: &Topology,
-    machine: &Machine,
+    watched: Watched,
     threads: Vec<Thread>,
     timing: Timing,
     interrupted: &AtomicBool,
@@ -176,13 +212,17 @@ pub fn run(
             }
         }
         drop(tell);
-        let moments = follow(machine, phases, &events, handles.len(), timing, interrupted);
+        let seen = follow(watched, phases, &events, handles.len(), timing, interrupted);
         phases.begin(Phase::Stop);
         let (mut meters, mut failures) = (Vec::new(), Vec::new());
+        let mut confirmed = None;
         for (seat, counts, handle) in handles {
             let joined = handle.join();
             match joined.unwrap_or_else(|_| Err(Error::new("a thread of the run has panicked"))) {
-                Ok(meter) if counts => meters.push((seat, meter)),
+                Ok((meter, told)) if counts => {
+                    confirmed = both(confirmed, told);
+                    meters.push((seat, meter));
+                }
                 Ok(_) => {}
                 Err(error) => failures.push(error),
             }
@@ -192,32 +232,82 @@ pub fn run(
         if let Some(first) = failures.into_iter().next() {
             return Err(first);
         }
-        let (first, last) = moments?;
-        let mut outcome = Outcome {
-            meter: Meter::new()?,
-            bytes_by_node: BTreeMap::new(),
-            span: machine.between(&first, &last),
-        };
-        for (seat, meter) in meters {
+        let (first, last) = seen?;
+        let outcome = Outcome::of(watched, (&first, &last), meters)?;
+        Ok(Outcome {
+            confirmed,
+            ..outcome
+        })
+    })
+}
+
+impl Outcome {
+    /// Adds up what the threads have done between two moments.
+    pub(crate) fn of(
+        watched: Watched,
+        (first, last): (&Seen, &Seen),
+        meters: Vec<(Seat, Meter)>,
+    ) -> Result<Outcome> {
+        let inline = last.inline_pages.zip(first.inline_pages);
+        let mut meter = Meter::new()?;
+        let mut bytes_by_node = BTreeMap::new();
+        for (seat, own) in &meters {
             if let Some(node) = seat.device.or(seat.thread) {
-                *outcome.bytes_by_node.entry(node).or_default() +=
-                    meter.read_bytes + meter.written_bytes;
+                *bytes_by_node.entry(node).or_default() += own.read_bytes + own.written_bytes;
             }
-            outcome.meter.add(&meter)?;
+            meter.add(own)?;
         }
-        Ok(outcome)
+        Ok(Outcome {
+            meter,
+            bytes_by_node,
+            meters,
+            confirmed: None,
+            inline_pages: inline.map(|(last, first)| last.since(first)),
+            span: watched.machine.between(&first.moment, &last.moment),
+        })
+    }
+}
+
+/// Makes the workers, each in its thread and seat, and ends them. Their files stay. Sets `stopping`, which the makers read, if `interrupted` is set.
+pub fn prepare(
+    topology: &Topology,
+    threads: Vec<Thread>,
+    interrupted: &AtomicBool,
+    stopping: &AtomicBool,
+) -> Result<()> {
+    let make = |each: Thread| {
+        each.seat.take(topology)?;
+        each.seat.bind_pages(topology)?;
+        (each.make)().map(drop)
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = threads
+            .into_iter()
+            .map(|each| scope.spawn(move || make(each)))
+            .collect();
+        while threads.iter().any(|thread| !thread.is_finished()) {
+            if interrupted.load(Ordering::Relaxed) {
+                stopping.store(true, Ordering::Relaxed);
+            }
+            thread::sleep(LOOK);
+        }
+        let ended = threads.into_iter().map(|thread| {
+            let joined = thread.join();
+            joined.map_err(|_| Error::new("a thread that makes files has panicked"))?
+        });
+        ended.collect()
     })
 }
 
 /// Begins the phases in turn. Returns the moments of begin and end of the measurement.
 fn follow(
-    machine: &Machine,
+    watched: Watched,
     phases: &Phases,
     events: &Receiver<Event>,
     count: usize,
     timing: Timing,
     interrupted: &AtomicBool,
-) -> Result<(Moment, Moment)> {
+) -> Result<(Seen, Seen)> {
     let (mut made, mut ended) = (0, 0);
     // Waits until all threads have ended, or until `is_over`. Looks for an interruption meanwhile.
     let mut wait = |is_over: &dyn Fn(usize) -> bool| {
@@ -239,20 +329,20 @@ fn follow(
     phases.begin(Phase::WarmUp);
     let until = Instant::now() + timing.warm_up;
     wait(&|_| Instant::now() >= until)?;
-    let first = machine.now()?;
+    let first = watched.now()?;
     phases.begin(Phase::Measure);
     let until = Instant::now() + timing.measured;
     wait(&|_| Instant::now() >= until)?;
-    Ok((first, machine.now()?))
+    Ok((first, watched.now()?))
 }
 
-/// Runs one worker, and returns what it has done in the measured time.
+/// Runs one worker. Returns what it has done in the measured time, and whether the kernel has confirmed its seat afterwards.
 fn occupy(
     topology: &Topology,
     each: Thread,
     phases: &Phases,
     tell: &Sender<Event>,
-) -> Result<Meter> {
+) -> Result<(Meter, Option<bool>)> {
     each.seat.take(topology)?;
     // Each operation writes to the meter, so its memory is local to the thread. The reset touches it.
     let mut meter = Meter::new()?;
@@ -268,13 +358,17 @@ fn occupy(
             is_measured = true;
             meter.reset();
         }
-        if meter.is_sampled() {
-            let node = topology.node_of_cpu(rustix::thread::sched_getcpu() as u32);
-            if let Some(local) = node.and_then(|node| worker.local_share(node)) {
-                meter.sample(local);
-            }
+        // The CPU on which the operation begins: it may move the thread to its data.
+        let cpu = match meter.is_sampled() {
+            true => topology.node_of_cpu(rustix::thread::sched_getcpu() as u32),
+            false => None,
+        };
+        let before = meter.before();
+        let progress = worker.step(&mut meter)?;
+        if let Some(cpu) = cpu {
+            meter.sample(topology, cpu, worker.frames(), before);
         }
-        if worker.step(&mut meter)? == Progress::Finished {
+        if progress == Progress::Finished {
             break;
         }
     }
@@ -282,7 +376,16 @@ fn occupy(
         // One operation has lasted from the warm-up to the end: nothing was measured.
         meter.reset();
     }
-    Ok(meter)
+    let memory = worker.confirm()?;
+    Ok((meter, both(each.seat.confirm(topology)?, memory)))
+}
+
+/// Returns what two questions to the kernel give together: `Some(false)` if it has not answered one, `None` if there was none.
+pub(crate) fn both(one: Option<bool>, other: Option<bool>) -> Option<bool> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one && other),
+        (one, other) => one.or(other),
+    }
 }
 
 #[cfg(test)]
@@ -291,6 +394,7 @@ mod tests {
 
     use super::*;
     use crate::meter::Done;
+    use crate::reach::tests::NoDaemon;
 
     /// A worker with one operation that lasts from the warm-up to the end of the run.
     struct Long(&'static Phases<'static>);
@@ -307,8 +411,12 @@ mod tests {
             Ok(Progress::More)
         }
 
-        fn local_share(&self, _: NodeId) -> Option<f64> {
-            None
+        fn frames(&self) -> &Frames {
+            &Frames::Unknown
+        }
+
+        fn confirm(&self) -> Result<Option<bool>> {
+            Ok(None)
         }
     }
 
@@ -324,7 +432,7 @@ mod tests {
             counts: true,
         };
         let (tell, _events) = channel();
-        let meter = occupy(&topology, each, phases, &tell).unwrap();
+        let (meter, _) = occupy(&topology, each, phases, &tell).unwrap();
         assert_eq!((meter.operations, meter.read_bytes), (0, 0));
         assert!(stopping.load(Ordering::Relaxed));
     }
@@ -357,7 +465,10 @@ mod tests {
         };
         let outcome = run(
             &topology,
-            &Machine::of(&[]),
+            Watched {
+                machine: &Machine::of(None),
+                daemon: &NoDaemon,
+            },
             threads.collect(),
             timing,
             &AtomicBool::new(interrupted),

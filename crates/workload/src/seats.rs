@@ -164,20 +164,19 @@ impl Seat {
         if let Some(node) = self.thread {
             let cpus = topology.node(node).map_or(&[][..], |node| &node.cpus);
             affinity::set(None, cpus).doing(format_args!("run on node {}", node.0))?;
-            let allowed = affinity::get(None).doing("read the CPUs of a thread")?;
-            if let Some(other) = allowed.iter().find(|cpu| !cpus.contains(cpu)) {
-                return Err(Error::new(format!(
-                    "the kernel lets a thread of node {} run on CPU {other}",
-                    node.0
-                )));
-            }
         }
-        Ok(())
+        self.confirm(topology).map(drop)
     }
 
     /// Binds all pages that the calling thread allocates from now on to the frame's node: those of the page cache, and those of its heap.
     pub fn bind_pages(&self, topology: &Topology) -> Result<()> {
-        set_thread_policy(self.kernel_node(topology)).doing("set the memory policy of a thread")
+        // A container may forbid the call, so it is made only where a placement needs it.
+        match self.kernel_node(topology) {
+            Some(node) => set_thread_policy(Some(node)).doing(format_args!(
+                "set the memory policy of a thread to node {node} (in a container, that needs CAP_SYS_NICE)"
+            )),
+            None => Ok(()),
+        }
     }
 
     /// Ends [`Seat::bind_pages`]: pages come from the node of the thread again.
@@ -202,6 +201,22 @@ impl Seat {
         let result = access();
         self.unbind_pages()?;
         result
+    }
+
+    /// Asks the kernel where the calling thread may run. Returns `None` if the seat says nothing about that. Fails if it is another node.
+    pub fn confirm(&self, topology: &Topology) -> Result<Option<bool>> {
+        let Some(node) = self.thread else {
+            return Ok(None);
+        };
+        let cpus = topology.node(node).map_or(&[][..], |node| &node.cpus);
+        let allowed = affinity::get(None).doing("read the CPUs of a thread")?;
+        match allowed.iter().find(|cpu| !cpus.contains(cpu)) {
+            None => Ok(Some(true)),
+            Some(other) => Err(Error::new(format!(
+                "the kernel lets a thread of node {} run on CPU {other}",
+                node.0
+            ))),
+        }
     }
 
     /// Returns the kernel's number of the node that the memory of the seat is bound to.

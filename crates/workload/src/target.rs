@@ -1,17 +1,18 @@
 //! What a workload runs on: a directory, or a device.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use jericho_storage::is_remote;
 use jericho_topology::{NodeId, Topology};
-use rustix::fs::{Mode, OFlags};
 
 use crate::error::{Context, Error, Result, warn};
+use crate::reach::{Daemon, Files};
 
 /// A directory or device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,18 +21,31 @@ pub struct Target {
     pub path: PathBuf,
     /// Whether it is a directory.
     pub is_directory: bool,
-    /// Whether the directory is on a Jericho mount.
+    /// Whether the directory is on a Jericho volume.
     pub is_jericho: bool,
     /// The home node of the device. `None`: unknown.
     pub node: Option<NodeId>,
 }
 
-/// Returns the home node of a file on a Jericho mount. `None`: the path is on no Jericho mount.
-pub type HomeOf<'a> = &'a (dyn Fn(&Path) -> Option<NodeId> + Sync);
-
 impl Target {
+    /// Returns whether both are the same device or directory.
+    pub(crate) fn is_same(&self, other: &Target) -> bool {
+        let identity = |target: &Target| {
+            let metadata = fs::metadata(&target.path).ok()?;
+            Some(match metadata.file_type().is_block_device() {
+                true => (metadata.rdev(), None),
+                false => (metadata.dev(), Some(metadata.ino())),
+            })
+        };
+        match (identity(self), identity(other)) {
+            (Some(one), Some(two)) => one == two,
+            // Devices of other hosts.
+            _ => self.path == other.path,
+        }
+    }
+
     /// Looks at the path. Fails if there is nothing.
-    pub fn of(path: &Path, topology: &Topology, home_of: HomeOf) -> Result<Target> {
+    pub fn of(path: &Path, topology: &Topology, daemon: &dyn Daemon) -> Result<Target> {
         if is_remote(path) {
             return Ok(Target {
                 path: path.to_owned(),
@@ -48,7 +62,7 @@ impl Target {
                 path.display()
             )));
         }
-        let home = kind.is_dir().then(|| home_of(path)).flatten();
+        let home = kind.is_dir().then(|| daemon.home_of(path)).flatten();
         Ok(Target {
             path: path.to_owned(),
             is_directory: kind.is_dir(),
@@ -62,8 +76,8 @@ impl Target {
 ///
 /// Other users may be able to write to the target. So they could rename a directory of the run and put another one, or a link, in its place. The run
 /// therefore opens each directory once, and reaches its files through the descriptor.
-#[derive(Debug)]
 pub struct Scratch {
+    files: Arc<dyn Files>,
     dirs: Vec<Dir>,
 }
 
@@ -71,8 +85,9 @@ pub struct Scratch {
 struct Dir {
     /// The path for users.
     shown: PathBuf,
-    opened: File,
-    /// The path of the descriptor: proc_pid_fd(5).
+    /// The directory. `None`: it is in a volume in this process, where nobody else is.
+    opened: Option<File>,
+    /// The path of the descriptor, also for programs that this one starts: proc_pid_fd(5).
     path: PathBuf,
 }
 
@@ -82,14 +97,14 @@ const NAMES_MAX: u32 = 100;
 
 impl Dir {
     /// Makes a directory that only this user may use, with a new name, and opens it.
-    fn make(target: &Path) -> Result<Dir> {
+    fn make(files: &dyn Files, target: &Path) -> Result<Dir> {
         let mut names = 0;
         let shown = loop {
             names += 1;
             let random = RandomState::new().build_hasher().finish();
             let name = format!("jericho-bench.{}.{random:016x}", std::process::id());
             let shown = target.join(name);
-            match DirBuilder::new().mode(0o700).create(&shown) {
+            match files.make_own_dir(&shown) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists && names < NAMES_MAX => {}
                 made => {
                     made.at(&shown, "make the directory of the run")?;
@@ -97,11 +112,14 @@ impl Dir {
                 }
             }
         };
-        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
-        let opened = rustix::fs::open(&shown, flags, Mode::empty()).map_err(io::Error::from);
-        let opened = File::from(opened.at(&shown, "open the directory of the run")?);
+        let opened = files.open_dir(&shown);
+        let opened = opened.at(&shown, "open the directory of the run")?;
+        let path = opened.as_ref().map(|opened| {
+            let (process, fd) = (std::process::id(), opened.as_raw_fd());
+            format!("/proc/{process}/fd/{fd}").into()
+        });
         let dir = Dir {
-            path: format!("/proc/self/fd/{}", opened.as_raw_fd()).into(),
+            path: path.unwrap_or_else(|| shown.clone()),
             shown,
             opened,
         };
@@ -111,7 +129,10 @@ impl Dir {
 
     /// Fails if another user may have put this directory in the place of ours. Only one who may write to the target can do that.
     fn check(&self, target: &Path) -> Result<()> {
-        let own = self.opened.metadata().at(&self.shown, "examine it")?;
+        let Some(opened) = &self.opened else {
+            return Ok(());
+        };
+        let own = opened.metadata().at(&self.shown, "examine it")?;
         let parent = fs::metadata(target).at(target, "examine it")?;
         let is_shared = parent.mode() & 0o022 != 0;
         let is_ours = own.uid() == rustix::process::geteuid().as_raw() && own.mode() & 0o022 == 0;
@@ -124,7 +145,10 @@ impl Dir {
         }
     }
 
-    fn remove(&self) -> io::Result<()> {
+    fn remove(&self, files: &dyn Files) -> io::Result<()> {
+        let Some(opened) = &self.opened else {
+            return files.remove_dir(&self.shown);
+        };
         for entry in fs::read_dir(&self.path)? {
             let entry = entry?;
             match entry.file_type()?.is_dir() {
@@ -132,7 +156,7 @@ impl Dir {
                 false => fs::remove_file(entry.path())?,
             }
         }
-        let (own, named) = (self.opened.metadata()?, fs::symlink_metadata(&self.shown)?);
+        let (own, named) = (opened.metadata()?, fs::symlink_metadata(&self.shown)?);
         if (own.dev(), own.ino()) != (named.dev(), named.ino()) {
             return Err(io::Error::other("somebody has renamed it"));
         }
@@ -143,13 +167,16 @@ impl Dir {
 impl Scratch {
     /// Makes `count` directories, instance `i` in target `i % len`. They are direct children of the targets: on a Jericho volume those in the root
     /// are in the slices in turn.
-    pub fn make(targets: &[Target], count: usize) -> Result<Scratch> {
-        let mut scratch = Scratch { dirs: Vec::new() };
+    pub fn make(files: &Arc<dyn Files>, targets: &[Target], count: usize) -> Result<Scratch> {
+        let mut scratch = Scratch {
+            files: files.clone(),
+            dirs: Vec::new(),
+        };
         for index in 0..count {
             let Some(target) = targets.get(index % targets.len().max(1)) else {
                 break;
             };
-            scratch.dirs.push(Dir::make(&target.path)?);
+            scratch.dirs.push(Dir::make(&**files, &target.path)?);
         }
         Ok(scratch)
     }
@@ -164,6 +191,11 @@ impl Scratch {
         &self.dirs[index % self.dirs.len()].shown
     }
 
+    /// Returns the paths of all directories for users and their mounts.
+    pub fn all_shown(&self) -> impl Iterator<Item = &Path> {
+        self.dirs.iter().map(|dir| &*dir.shown)
+    }
+
     /// Returns the error with paths that a user knows.
     pub fn named(&self, error: Error) -> Error {
         self.dirs.iter().fold(error, |error, dir| {
@@ -176,7 +208,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         for dir in &self.dirs {
-            if let Err(error) = dir.remove() {
+            if let Err(error) = dir.remove(&*self.files) {
                 warn(format_args!(
                     "{}: cannot remove the directory of the run: {error}; remove it by hand",
                     dir.shown.display()
@@ -186,41 +218,21 @@ impl Drop for Scratch {
     }
 }
 
-/// A filesystem that holds a target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Filesystem {
-    /// The kernel's number of it.
-    pub device: u64,
-    /// Free bytes for this user.
-    pub free_bytes: u64,
-}
-
-impl Filesystem {
-    /// Asks for the filesystem that holds a path: stat(2), statvfs(3).
-    pub fn of(path: &Path) -> Result<Filesystem> {
-        let metadata = fs::metadata(path).at(path, "ask for its filesystem")?;
-        let stat = rustix::fs::statvfs(path).map_err(std::io::Error::from);
-        let stat = stat.at(path, "ask for the free space")?;
-        Ok(Filesystem {
-            device: metadata.dev(),
-            free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::slice;
 
     use super::*;
+    use crate::reach::KernelFiles;
+    use crate::reach::tests::{NoDaemon, kernel};
 
     #[test]
     fn a_run_leaves_no_directory_behind() {
         let root = tempfile::tempdir().unwrap();
         let topology = Topology::from_spec("virtual:1").unwrap();
-        let target = Target::of(root.path(), &topology, &|_| None).unwrap();
+        let target = Target::of(root.path(), &topology, &NoDaemon).unwrap();
         assert!(target.is_directory && !target.is_jericho);
-        let scratch = Scratch::make(&[target], 2).unwrap();
+        let scratch = Scratch::make(&kernel().files, &[target], 2).unwrap();
         fs::write(scratch.dir(1).join("file"), "x").unwrap();
         assert_ne!(scratch.dir(0), scratch.dir(1));
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2);
@@ -233,8 +245,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let victim = tempfile::tempdir().unwrap();
         let topology = Topology::from_spec("virtual:1").unwrap();
-        let target = Target::of(root.path(), &topology, &|_| None).unwrap();
-        let scratch = Scratch::make(slice::from_ref(&target), 1).unwrap();
+        let target = Target::of(root.path(), &topology, &NoDaemon).unwrap();
+        let scratch = Scratch::make(&kernel().files, slice::from_ref(&target), 1).unwrap();
         let shown = scratch.shown(0).to_owned();
         assert_eq!(fs::metadata(&shown).unwrap().mode() & 0o777, 0o700);
         // As a user does who may write to the target.
@@ -250,7 +262,7 @@ mod tests {
         assert!(shown.is_symlink());
 
         // A directory of another kind in its place is noticed where others may write.
-        let dir = Dir::make(&target.path).unwrap();
+        let dir = Dir::make(&KernelFiles, &target.path).unwrap();
         let set_mode = |path: &Path, mode| {
             fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
         };
@@ -269,9 +281,9 @@ mod tests {
     fn what_a_process_with_the_same_id_has_left_is_in_nobodys_way() {
         let root = tempfile::tempdir().unwrap();
         let topology = Topology::from_spec("virtual:1").unwrap();
-        let target = Target::of(root.path(), &topology, &|_| None).unwrap();
-        let left = Scratch::make(slice::from_ref(&target), 2).unwrap();
-        Scratch::make(&[target], 2).unwrap();
+        let target = Target::of(root.path(), &topology, &NoDaemon).unwrap();
+        let left = Scratch::make(&kernel().files, slice::from_ref(&target), 2).unwrap();
+        Scratch::make(&kernel().files, &[target], 2).unwrap();
         assert_ne!(left.shown(0), left.shown(1));
     }
 
@@ -279,8 +291,8 @@ mod tests {
     fn errors_have_the_paths_of_users() {
         let root = tempfile::tempdir().unwrap();
         let topology = Topology::from_spec("virtual:1").unwrap();
-        let target = Target::of(root.path(), &topology, &|_| None).unwrap();
-        let scratch = Scratch::make(&[target], 1).unwrap();
+        let target = Target::of(root.path(), &topology, &NoDaemon).unwrap();
+        let scratch = Scratch::make(&kernel().files, &[target], 1).unwrap();
         let path = scratch.dir(0).join("file");
         let error = fs::read(&path).at(&path, "read it").unwrap_err();
         let expected = scratch.shown(0).join("file");
@@ -291,14 +303,14 @@ mod tests {
     #[test]
     fn a_target_that_does_not_exist_is_named() {
         let topology = Topology::from_spec("virtual:1").unwrap();
-        let missing = Target::of(Path::new("/does/not/exist"), &topology, &|_| None);
+        let missing = Target::of(Path::new("/does/not/exist"), &topology, &NoDaemon);
         assert!(
             missing
                 .unwrap_err()
                 .to_string()
                 .starts_with("/does/not/exist: ")
         );
-        let pipe = Target::of(Path::new("/dev/null"), &topology, &|_| None);
+        let pipe = Target::of(Path::new("/dev/null"), &topology, &NoDaemon);
         assert!(pipe.unwrap_err().to_string().contains("neither"));
     }
 }

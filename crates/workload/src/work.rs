@@ -1,8 +1,10 @@
 //! The threads of each workload.
 
 use crate::case::{Case, Scale};
-use crate::error::Result;
+use crate::direct;
+use crate::error::{Error, Result};
 use crate::kind::{Kind, Variant};
+use crate::part::Part;
 use crate::room::{self, Needs, ThreadMemory};
 use crate::run::Thread;
 
@@ -15,6 +17,24 @@ mod scan;
 mod search;
 mod stream;
 mod zmio;
+
+/// Requests that a thread of zmio has in progress.
+pub(crate) use zmio::DEPTH as ZMIO_DEPTH;
+
+/// Returns the part of a thread, for workloads that read or write plain files and devices. Fails for others.
+pub fn part(case: &Case, index: usize) -> Result<Part> {
+    match (case.kind, case.scratch) {
+        (Kind::Scan, Some(_)) => scan::part(case, index),
+        (Kind::Zmio, _) => {
+            direct::part(case, index, zmio::file_bytes(case.seats.len(), case.scale))
+        }
+        (Kind::Dd, _) => direct::part(case, index, dd::file_bytes(case.seats.len(), case.scale)),
+        _ => Err(Error::new(format!(
+            "{} does not read or write plain files",
+            case.kind.name()
+        ))),
+    }
+}
 
 /// Returns the threads of a run.
 pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {

@@ -10,6 +10,8 @@ mod attach;
 mod attach_faults;
 mod bad_input;
 mod bench;
+mod bench_generators;
+mod bench_paths;
 mod devices;
 #[cfg(feature = "faults")]
 mod failing_device;

@@ -1,10 +1,9 @@
 //! Checkpoint, as IOR: the threads write their parts of a shared file in order, or read them.
 
-use jericho_topology::NodeId;
-
 use super::files::Cached;
 use crate::case::{Case, Scale};
 use crate::error::Result;
+use crate::frames::Frames;
 use crate::kind::Variant;
 use crate::meter::Meter;
 use crate::run::{Progress, Thread, Worker};
@@ -31,10 +30,11 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
         let path = dir.join("checkpoint");
         let begin = bytes * (index / targets) as u64;
         let mut file = Cached::open(case, seat, &path, case.variant.request_bytes)?;
-        if !case.variant.writes {
-            file.fill(case, begin, bytes)?;
+        match case.variant.writes {
+            true => file.uses(begin..begin + bytes),
+            false => file.fill(case, seat, begin..begin + bytes)?,
         }
-        file.drop_if_named(case, begin, bytes)?;
+        file.drop_if_named(case, begin..begin + bytes)?;
         Ok(Box::new(Checkpoint {
             file,
             variant: case.variant,
@@ -69,7 +69,11 @@ impl Worker for Checkpoint {
         Ok(Progress::More)
     }
 
-    fn local_share(&self, thread: NodeId) -> Option<f64> {
-        self.file.local_share(thread)
+    fn frames(&self) -> &Frames {
+        self.file.frames()
+    }
+
+    fn confirm(&self) -> Result<Option<bool>> {
+        self.file.confirm()
     }
 }

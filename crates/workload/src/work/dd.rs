@@ -5,13 +5,12 @@ use std::time::Instant;
 
 use jericho_storage::Device;
 use jericho_sys::node_memory::NodeBuffer;
-use jericho_topology::{NodeId, Topology};
 
 use crate::buffer;
 use crate::case::{Case, Scale};
 use crate::direct::{self, Devices, first_request, requests_of};
 use crate::error::Result;
-use crate::frames::buffer_share;
+use crate::frames::Frames;
 use crate::meter::{Done, Meter};
 use crate::run::{Progress, Thread, Worker};
 use crate::seats::Seat;
@@ -19,7 +18,8 @@ use crate::seats::Seat;
 /// *Jericho*, III.D: each instance reads a file of 1 GB.
 const FILE_BYTES: u64 = 1 << 30;
 
-fn file_bytes(threads: usize, scale: Scale) -> u64 {
+/// Returns the bytes of the file of each instance.
+pub fn file_bytes(threads: usize, scale: Scale) -> u64 {
     scale.file_bytes(FILE_BYTES, threads, 1 << 20)
 }
 
@@ -38,8 +38,8 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
 }
 
 struct Dd {
-    topology: Topology,
-    seat: Seat,
+    frames: Frames,
+    kernel_node: Option<u32>,
     device: Arc<dyn Device>,
     buffer: NodeBuffer,
     /// Number of requests that the device has room for, and the next one.
@@ -57,10 +57,11 @@ impl Dd {
         let target = &case.targets[index % case.targets.len()].path;
         case.engine.note(case.placement, target, &*device, None)?;
         let requests = requests_of(&*device, request_bytes)?;
+        let buffer = buffer::on(case.topology, seat.frame, request_bytes)?;
         Ok(Dd {
-            topology: case.topology.clone(),
-            seat: seat.clone(),
-            buffer: buffer::on(case.topology, seat.frame, request_bytes)?,
+            frames: Frames::of_buffer(case.topology, seat, buffer.nodes()),
+            kernel_node: seat.kernel_node(case.topology),
+            buffer,
             device,
             requests,
             next: first_request(case, index, requests),
@@ -88,8 +89,12 @@ impl Worker for Dd {
         Ok(Progress::More)
     }
 
-    fn local_share(&self, thread: NodeId) -> Option<f64> {
-        buffer_share(&self.topology, &self.seat, thread)
+    fn frames(&self) -> &Frames {
+        &self.frames
+    }
+
+    fn confirm(&self) -> Result<Option<bool>> {
+        buffer::confirm(self.buffer.nodes(), self.kernel_node)
     }
 }
 

@@ -1,16 +1,12 @@
 //! Files of a run, whose pages the kernel or Jericho caches.
 
 use std::cell::Cell;
-use std::fs::{File, OpenOptions};
-use std::io;
-use std::num::NonZeroU64;
-use std::os::unix::fs::FileExt;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use jericho_sys::node_memory::NodeBuffer;
-use jericho_topology::{NodeId, Topology};
-use rustix::fs::{Advice, fadvise};
 
 use crate::buffer;
 use crate::case::Case;
@@ -19,23 +15,26 @@ use crate::frames::Frames;
 use crate::meter::{Done, Meter};
 use crate::placement::Way;
 use crate::random;
+use crate::reach::{OpenFile, Opening};
+use crate::resident::{confirm, frames_of};
 use crate::seats::Seat;
 
 /// An open file, a buffer of the thread, and where both are.
 pub struct Cached {
-    pub path: PathBuf,
-    pub file: File,
+    path: PathBuf,
+    file: Box<dyn OpenFile>,
     buffer: NodeBuffer,
-    topology: Topology,
     frames: Frames,
+    /// The part of the file that the thread uses.
+    part: Range<u64>,
+    /// The kernel's node on which the cached pages of that part must be.
+    kernel_node: Option<u32>,
     dropping: Option<Dropping>,
 }
 
 /// Pages that leave the page cache again and again, so that their transfers from and to the device take place.
 struct Dropping {
-    /// The part of the file.
-    begin: u64,
-    bytes: u64,
+    part: Range<u64>,
     /// Whether the thread writes them.
     writes: bool,
     /// Bytes that the thread has moved since the last time.
@@ -50,19 +49,17 @@ pub fn has_transfers(case: &Case) -> bool {
     case.placement.only == Some(Way::Cached)
 }
 
-/// Drops the pages of a part of a file from the page cache; 0 bytes: up to its end. With `are_dirty`, writes them to the device first.
+/// Drops the pages of a part of a file from the page cache. With `are_dirty`, writes them to the device first.
 pub fn drop_pages(
-    file: &File,
+    file: &dyn OpenFile,
     path: &Path,
-    (begin, bytes): (u64, u64),
+    part: Range<u64>,
     are_dirty: bool,
 ) -> Result<()> {
     if are_dirty {
-        file.sync_data().at(path, "write it to its device")?;
+        file.sync().at(path, "write it to its device")?;
     }
-    let dropped = fadvise(file, begin, NonZeroU64::new(bytes), Advice::DontNeed);
-    dropped
-        .map_err(io::Error::from)
+    file.drop_pages(part)
         .at(path, "drop it from the page cache")
 }
 
@@ -76,83 +73,100 @@ impl Cached {
         request_bytes: usize,
     ) -> Result<Cached> {
         let mut cached = Cached::open(case, seat, path, request_bytes)?;
-        cached.fill(case, 0, bytes)?;
-        cached.frames = Frames::of(case, seat, &cached.file, path)?;
-        cached.drop_if_named(case, 0, bytes)?;
+        cached.fill(case, seat, 0..bytes)?;
+        cached.drop_if_named(case, 0..bytes)?;
         Ok(cached)
     }
 
     /// Opens a file, new or not, about whose pages nothing is known yet.
     pub fn open(case: &Case, seat: &Seat, path: &Path, request_bytes: usize) -> Result<Cached> {
-        let mut options = OpenOptions::new();
-        let opened = options
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path);
-        let file = opened.at(path, "open it")?;
+        let file = case.files.open(path, Opening::Write).at(path, "open it")?;
         let mut buffer = buffer::on(case.topology, seat.thread, request_bytes)?;
         random::fill(case.seed, &mut buffer);
         Ok(Cached {
             path: path.to_owned(),
             file,
             buffer,
-            topology: case.topology.clone(),
-            frames: seat.frame.map_or(Frames::Unknown, Frames::On),
+            frames: Frames::bound_by(seat),
+            part: 0..u64::MAX,
+            kernel_node: seat
+                .kernel_node(case.topology)
+                .filter(|_| !case.is_jericho()),
             dropping: None,
         })
     }
 
     /// Drops the thread's part of the file from the page cache, now and whenever the thread has moved as many bytes or [`DROP_BYTES`], if the placement
     /// is about transfers with the device.
-    pub fn drop_if_named(&mut self, case: &Case, begin: u64, bytes: u64) -> Result<()> {
+    pub fn drop_if_named(&mut self, case: &Case, part: Range<u64>) -> Result<()> {
         if !has_transfers(case) {
             return Ok(());
         }
         self.dropping = Some(Dropping {
-            begin,
-            bytes,
+            part: part.clone(),
             writes: case.variant.writes,
             moved: Cell::new(0),
         });
-        drop_pages(&self.file, &self.path, (begin, bytes), true)
+        drop_pages(&*self.file, &self.path, part, true)
     }
 
     /// Takes note that the thread has moved bytes of its part.
     fn has_moved(&self, bytes: usize) -> Result<()> {
-        let Some(part) = &self.dropping else {
+        let Some(dropping) = &self.dropping else {
             return Ok(());
         };
-        let moved = part.moved.get() + bytes as u64;
-        part.moved.set(moved);
-        if moved < part.bytes.min(DROP_BYTES) {
+        let moved = dropping.moved.get() + bytes as u64;
+        dropping.moved.set(moved);
+        if moved < (dropping.part.end - dropping.part.start).min(DROP_BYTES) {
             return Ok(());
         }
-        part.moved.set(0);
-        let range = (part.begin, part.bytes);
-        drop_pages(&self.file, &self.path, range, part.writes)
+        dropping.moved.set(0);
+        drop_pages(
+            &*self.file,
+            &self.path,
+            dropping.part.clone(),
+            dropping.writes,
+        )
     }
 
-    /// Writes a part of the file from the calling thread, and counts nothing.
-    pub fn fill(&self, case: &Case, begin: u64, bytes: u64) -> Result<()> {
-        random::pieces(case.seed, bytes, case.stopping, |at, piece| {
-            let written = self.file.write_all_at(piece, begin + at);
+    /// Asks the kernel again where the cached pages are. See `Worker::confirm`.
+    pub fn confirm(&self) -> Result<Option<bool>> {
+        let asked = |node| confirm((&*self.file, self.part.clone()), &self.path, node);
+        self.kernel_node.map(asked).transpose()
+    }
+
+    /// Writes a part of the file from the calling thread, and counts nothing. Asks the kernel where its cached pages are. Other parts are no longer
+    /// the thread's.
+    pub fn fill(&mut self, case: &Case, seat: &Seat, part: Range<u64>) -> Result<()> {
+        let name = self.path.file_name().unwrap_or_default().as_bytes();
+        let seed = random::seed_for(case.seed ^ part.start, name);
+        random::pieces(seed, part.end - part.start, case.stopping, |at, piece| {
+            let written = self.file.write_all_at(piece, part.start + at);
             written.at(&self.path, "write it")
-        })
+        })?;
+        // Else its write-back would be counted in the measurement.
+        self.file.sync().at(&self.path, "make it durable")?;
+        self.frames = frames_of(case, seat, (&*self.file, part.clone()), &self.path)?;
+        self.part = part;
+        Ok(())
+    }
+
+    /// Says which part the thread uses of a file that it has not filled.
+    pub fn uses(&mut self, part: Range<u64>) {
+        self.part = part;
     }
 
     /// Reads `bytes` bytes at an offset into the thread's buffer, and counts that.
     pub fn read(&mut self, offset: u64, bytes: usize, meter: &mut Meter) -> Result<&[u8]> {
         let buffer = &mut self.buffer[..bytes];
-        read(&self.file, &self.path, offset, buffer, meter)?;
+        read(&*self.file, &self.path, offset, buffer, meter)?;
         self.has_moved(bytes)?;
         Ok(&self.buffer[..bytes])
     }
 
     /// Fills another buffer with the bytes at an offset, and counts that.
     pub fn read_into(&self, offset: u64, buffer: &mut [u8], meter: &mut Meter) -> Result<()> {
-        read(&self.file, &self.path, offset, buffer, meter)?;
+        read(&*self.file, &self.path, offset, buffer, meter)?;
         self.has_moved(buffer.len())
     }
 
@@ -180,13 +194,19 @@ impl Cached {
         self.has_moved(bytes.len())
     }
 
-    /// Returns the share of the file's cached pages that are local to a thread on this node.
-    pub fn local_share(&self, thread: NodeId) -> Option<f64> {
-        self.frames.local_share(&self.topology, thread)
+    /// Returns where the file's cached pages are.
+    pub fn frames(&self) -> &Frames {
+        &self.frames
     }
 }
 
-fn read(file: &File, path: &Path, offset: u64, buffer: &mut [u8], meter: &mut Meter) -> Result<()> {
+fn read(
+    file: &dyn OpenFile,
+    path: &Path,
+    offset: u64,
+    buffer: &mut [u8],
+    meter: &mut Meter,
+) -> Result<()> {
     let began = Instant::now();
     file.read_exact_at(buffer, offset).at(path, "read it")?;
     meter.count(Done {
@@ -211,7 +231,12 @@ mod tests {
     fn is_cached(cached: &Cached) -> bool {
         let mut page = [0; 4096];
         let mut slices = [IoSliceMut::new(&mut page)];
-        match preadv2(&cached.file, &mut slices, 0, ReadWriteFlags::NOWAIT) {
+        match preadv2(
+            cached.file.descriptor().unwrap(),
+            &mut slices,
+            0,
+            ReadWriteFlags::NOWAIT,
+        ) {
             Ok(read) => read == 4096,
             Err(Errno::AGAIN) => false,
             Err(error) => panic!("{error}"),

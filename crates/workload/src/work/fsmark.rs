@@ -1,21 +1,19 @@
 //! fs_mark: each thread has a directory of up to 128 files. It chooses a directory and a file in it at random, and creates, opens, writes, reads and closes it.
 
-use std::fs::{self, OpenOptions};
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use jericho_sys::node_memory::NodeBuffer;
-use jericho_topology::{NodeId, Topology};
 
 use crate::buffer;
 use crate::case::{Case, Scale};
 use crate::error::{Context, Result};
-use crate::frames::{buffer_share, mean_share};
+use crate::frames::Frames;
 use crate::kind::Variant;
 use crate::meter::{Done, Meter};
 use crate::random;
+use crate::reach::{Files, Opening};
 use crate::run::{Progress, Thread, Worker};
 use crate::seats::Seat;
 
@@ -52,7 +50,7 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
         .map(|target| own(target).map(dir).collect())
         .collect();
     for dir in dirs.iter().flat_map(|dirs| dirs.iter()) {
-        fs::create_dir(dir).at(dir, "make it")?;
+        case.files.make_dir(dir).at(dir, "make it")?;
     }
     let seats: Vec<Arc<[Seat]>> = (0..targets)
         .map(|target| own(target).map(|index| case.seats[index].clone()).collect())
@@ -62,9 +60,14 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
         let mut bytes = buffer::on(case.topology, seat.thread, case.variant.request_bytes)?;
         random::fill(case.seed, &mut bytes);
         Ok(Box::new(Fsmark {
-            topology: case.topology.clone(),
-            seat: seat.clone(),
-            seats: case.is_jericho().then(|| seats.clone()),
+            store: case.files.clone(),
+            frames: match case.is_jericho() {
+                // The pages of a file are on the node of its directory's slice, whichever thread has written them.
+                true => Frames::of_all(seats),
+                // New pages come from the node that the policy of the thread says.
+                false => Frames::bound_by(seat),
+            },
+            is_bound: seat.frame.is_some() && !case.is_jericho(),
             dirs: dirs.clone(),
             random: random::Random::new(case.seed ^ index as u64),
             files: files(case.variant, case.seats.len(), case.scale),
@@ -75,10 +78,10 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
 }
 
 struct Fsmark {
-    topology: Topology,
-    seat: Seat,
-    /// On a Jericho mount, the pages of a file are on the node of its directory's slice, whichever thread has written them.
-    seats: Option<Arc<[Seat]>>,
+    store: Arc<dyn Files>,
+    frames: Frames,
+    /// Whether the kernel takes new cached pages from one node.
+    is_bound: bool,
     dirs: Arc<[PathBuf]>,
     random: random::Random,
     /// Number of files in each directory.
@@ -92,9 +95,8 @@ impl Worker for Fsmark {
         let dir = &self.dirs[self.random.below(self.dirs.len() as u64) as usize];
         let path = dir.join(format!("file.{}", self.random.below(self.files)));
         let began = Instant::now();
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(true);
-        let file = options.open(&path).at(&path, "create it")?;
+        let file = self.store.open(&path, Opening::Empty);
+        let file = file.at(&path, "create it")?;
         let data = &mut self.bytes[..self.file_bytes];
         file.write_all_at(data, 0).at(&path, "write it")?;
         // Another thread may have chosen the same file, and truncated it.
@@ -108,12 +110,13 @@ impl Worker for Fsmark {
         Ok(Progress::More)
     }
 
-    fn local_share(&self, thread: NodeId) -> Option<f64> {
-        match &self.seats {
-            Some(seats) => mean_share(&self.topology, seats, thread),
-            // New pages come from the node that the policy of the thread says.
-            None => buffer_share(&self.topology, &self.seat, thread),
-        }
+    fn frames(&self) -> &Frames {
+        &self.frames
+    }
+
+    fn confirm(&self) -> Result<Option<bool>> {
+        // Any thread may have written any file last.
+        Ok(self.is_bound.then_some(false))
     }
 }
 
@@ -130,7 +133,7 @@ mod tests {
         let scratch = case.scratch.unwrap();
         let files = |index: usize| {
             let dir = scratch.dir(index).join(format!("dir.{index}"));
-            fs::read_dir(dir).unwrap().count()
+            std::fs::read_dir(dir).unwrap().count()
         };
         let thread = threads(&case).unwrap().swap_remove(1);
         let mut worker = (thread.make)().unwrap();

@@ -9,6 +9,7 @@ use jericho_topology::NodeId;
 use crate::buffer;
 use crate::case::Case;
 use crate::error::Result;
+use crate::frames::Frames;
 use crate::meter::{Done, Meter};
 use crate::run::{Progress, Thread, Worker};
 use crate::seats::Seat;
@@ -46,6 +47,7 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Vec<Thread<'a>> {
             Ok(Box::new(Mstress {
                 memory: buffer::on(case.topology, node, BUFFER_BYTES)?,
                 at: 0,
+                frames: node.map_or(Frames::Unknown, Frames::On),
             }) as Box<dyn Worker>)
         }),
         counts: false,
@@ -56,6 +58,7 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Vec<Thread<'a>> {
 struct Mstress {
     memory: NodeBuffer,
     at: usize,
+    frames: Frames,
 }
 
 impl Worker for Mstress {
@@ -74,7 +77,11 @@ impl Worker for Mstress {
         Ok(Progress::More)
     }
 
-    fn local_share(&self, _thread: NodeId) -> Option<f64> {
-        None
+    fn frames(&self) -> &Frames {
+        &self.frames
+    }
+
+    fn confirm(&self) -> Result<Option<bool>> {
+        Ok(None)
     }
 }

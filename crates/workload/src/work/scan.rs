@@ -1,14 +1,14 @@
 //! Scan: 64 files, and threads that each read or write their own ones, 4 KiB at a time, in order or at random.
 
-use jericho_topology::NodeId;
-
 use super::files::Cached;
 use crate::case::{Case, Scale};
 use crate::error::Result;
+use crate::frames::Frames;
 use crate::kind::Variant;
 use crate::meter::Meter;
+use crate::part::Part;
 use crate::random::Random;
-use crate::run::{Progress, Thread, Worker};
+use crate::run::{Progress, Thread, Worker, both};
 
 /// *Jericho*, III.B: 64 files of 2 GB.
 const FILES: usize = 64;
@@ -28,23 +28,33 @@ pub fn bytes(threads: usize, scale: Scale) -> u64 {
     files(threads) as u64 * file_bytes(threads, scale)
 }
 
+/// Returns the files of a thread.
+pub fn part(case: &Case, index: usize) -> Result<Part> {
+    let (scratch, count) = (case.scratch()?, case.seats.len());
+    let own = (index..files(count)).step_by(count);
+    let path = |number| scratch.dir(index).join(format!("file.{number}"));
+    Ok(Part {
+        paths: own.map(path).collect(),
+        offset: 0,
+        bytes: file_bytes(count, case.scale),
+    })
+}
+
 pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
-    let scratch = case.scratch()?;
+    case.scratch()?;
     let request_bytes = case.variant.request_bytes;
-    let count = case.seats.len();
-    let bytes = file_bytes(count, case.scale);
     Ok(case.each(move |index, seat| {
-        let own = (index..files(count)).step_by(count);
-        let files = own.map(|number| {
-            let path = scratch.dir(index).join(format!("file.{number}"));
-            Cached::create(case, seat, &path, bytes, request_bytes)
-        });
+        let Part { paths, bytes, .. } = part(case, index)?;
+        let files = paths
+            .iter()
+            .map(|path| Cached::create(case, seat, path, bytes, request_bytes));
         Ok(Box::new(Scan {
             files: files.collect::<Result<_>>()?,
             variant: case.variant,
             requests: bytes / request_bytes as u64,
             random: Random::new(case.seed ^ index as u64),
             next: 0,
+            used: 0,
         }) as Box<dyn Worker>)
     }))
 }
@@ -57,6 +67,8 @@ struct Scan {
     random: Random,
     /// The number of the next request over all files, in order.
     next: u64,
+    /// The file of the last request.
+    used: usize,
 }
 
 impl Worker for Scan {
@@ -67,7 +79,8 @@ impl Worker for Scan {
             false => self.next,
         };
         self.next = (self.next + 1) % all;
-        let file = &mut self.files[(number / self.requests) as usize];
+        self.used = (number / self.requests) as usize;
+        let file = &mut self.files[self.used];
         let bytes = self.variant.request_bytes;
         let offset = number % self.requests * bytes as u64;
         match self.variant.writes {
@@ -79,8 +92,13 @@ impl Worker for Scan {
         Ok(Progress::More)
     }
 
-    fn local_share(&self, thread: NodeId) -> Option<f64> {
-        let file = &self.files[(self.next / self.requests) as usize];
-        file.local_share(thread)
+    fn frames(&self) -> &Frames {
+        self.files[self.used].frames()
+    }
+
+    fn confirm(&self) -> Result<Option<bool>> {
+        let asked = self.files.iter().map(Cached::confirm);
+        let asked = asked.collect::<Result<Vec<_>>>()?;
+        Ok(asked.into_iter().reduce(both).flatten())
     }
 }

@@ -1,24 +1,26 @@
-//! Search, as psearchy: threads take files of a corpus from a shared list, read them 2 KiB at a time, and note in which file each word is. A thread
+//! Search, as psearchy: threads take files of a corpus from a shared list, read them 2 KiB at a time, and note where each word is. A thread
 //! that has noted enough writes its table to a file.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
-use std::io::{BufWriter, Read, Write};
+use std::io::{BufWriter, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use jericho_sys::node_memory::NodeBuffer;
-use jericho_topology::{NodeId, Topology};
+use jericho_topology::Topology;
 
 use super::files::{drop_pages, has_transfers};
 use crate::buffer;
 use crate::case::{Case, Scale};
 use crate::error::{Context, Error, Result};
-use crate::frames::mean_share;
+use crate::frames::Frames;
 use crate::meter::{Done, Meter};
 use crate::random::Random;
+use crate::reach::{Appender, Files, OpenFile, Opening};
+use crate::resident::confirm;
 use crate::run::{Progress, Thread, Worker};
 use crate::seats::Seat;
 use crate::target::Scratch;
@@ -32,11 +34,15 @@ const TABLE_BYTES: usize = 128 << 20;
 const TABLES: usize = 4;
 /// Number of different words of the corpus.
 const WORDS: u64 = 50_000;
-/// Memory of an entry of a table besides its word, about.
-const ENTRY_BYTES: usize = 16;
+/// Memory of a word in a table besides its letters and places: an entry of the hash table with two vectors, and their allocations.
+const ENTRY_BYTES: usize = 96;
+/// Memory of a place.
+const PLACE_BYTES: usize = 8;
+/// Texts of each thread about which the kernel is asked after the run.
+const TEXTS_ASKED: usize = 8;
 
 /// Memory of a table for each byte that is counted for it, about: the allocator's and the map's own.
-const MEMORY_PER_BYTE: u64 = 6;
+const MEMORY_PER_BYTE: u64 = 2;
 
 /// The sizes of a run.
 struct Sizes {
@@ -80,7 +86,7 @@ pub fn memory_bytes(threads: usize, scale: Scale) -> u64 {
 
 /// The part of a run in one target: as in the paper, instances of different devices share nothing.
 struct Instance {
-    files: Arc<[PathBuf]>,
+    paths: Arc<[PathBuf]>,
     /// The next file of the list that its threads share.
     next: Arc<AtomicUsize>,
     /// The seats of its threads.
@@ -103,7 +109,7 @@ impl Instance {
                 .join(format!("text.{number}"))
         };
         Instance {
-            files: (0..count).map(path).collect(),
+            paths: (0..count).map(path).collect(),
             next: Arc::default(),
             seats: own().map(|index| case.seats[index].clone()).collect(),
         }
@@ -127,15 +133,17 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
         let own = (index / targets..count).step_by(instance.seats.len());
         for number in own {
             let seed = case.seed ^ (number * targets + index % targets) as u64;
-            write_text(case, &instance.files[number], file_bytes, seed)?;
+            write_text(case, &instance.paths[number], file_bytes, seed)?;
         }
         // The tables are memory of the program. Those of the paper are local to its threads, also where copies are remote.
         seat.unbind_pages()?;
         Ok(Box::new(Search {
             topology: case.topology.clone(),
             seat: seat.clone(),
-            seats: instance.seats.clone(),
-            files: instance.files.clone(),
+            files: case.files.clone(),
+            // Any thread of the instance may read any of its files.
+            frames: Frames::of_all(&instance.seats),
+            paths: instance.paths.clone(),
             next: instance.next.clone(),
             reading: None,
             has_transfers: has_transfers(case),
@@ -148,6 +156,11 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
             tables: 0,
             dir: scratch.dir(index).to_owned(),
             index,
+            own: index / targets..count,
+            threads: instance.seats.len(),
+            kernel_node: seat
+                .kernel_node(case.topology)
+                .filter(|_| !case.is_jericho()),
         }) as Box<dyn Worker>)
     }))
 }
@@ -155,8 +168,8 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
 /// Writes a file of words. Of two words, the one with the smaller number is more frequent. Fails early if the run ends.
 fn write_text(case: &Case, path: &Path, bytes: u64, seed: u64) -> Result<()> {
     let dir = path.parent().unwrap_or(path);
-    fs::create_dir_all(dir).at(dir, "make it")?;
-    let mut out = BufWriter::new(File::create(path).at(path, "create it")?);
+    case.files.make_dir(dir).at(dir, "make it")?;
+    let mut out = create(&*case.files, path)?;
     let mut random = Random::new(seed);
     let mut written = 0;
     while written < bytes {
@@ -170,20 +183,45 @@ fn write_text(case: &Case, path: &Path, bytes: u64, seed: u64) -> Result<()> {
     }
     out.flush().at(path, "write it")?;
     match has_transfers(case) {
-        true => drop_pages(out.get_ref(), path, (0, written), true),
-        false => Ok(()),
+        true => drop_pages(out.get_ref().file(), path, 0..written, true),
+        // Its write-back ends before a measurement begins.
+        false => out.get_ref().file().sync().at(path, "make it durable"),
     }
 }
 
+/// Creates a file for writing in order.
+fn create(files: &dyn Files, path: &Path) -> Result<BufWriter<Appender>> {
+    let file = files.open(path, Opening::Empty).at(path, "create it")?;
+    Ok(BufWriter::new(Appender::new(file)))
+}
+
+/// A file that a thread reads.
+struct Reading {
+    file: Box<dyn OpenFile>,
+    /// Its number in the list.
+    number: usize,
+    /// Offset of the next piece.
+    at: u64,
+}
+
+/// Where a word ends.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Number of the text in the list.
+    file: u32,
+    at: u32,
+}
+
 struct Search {
+    files: Arc<dyn Files>,
+    frames: Frames,
     topology: Topology,
     seat: Seat,
-    seats: Arc<[Seat]>,
-    files: Arc<[PathBuf]>,
-    /// The next file of the shared list.
+    /// The corpus of the thread's instance.
+    paths: Arc<[PathBuf]>,
+    /// The next file of the list that the threads of the instance share.
     next: Arc<AtomicUsize>,
-    /// The file that the thread reads, with its number.
-    reading: Option<(File, usize)>,
+    reading: Option<Reading>,
     /// Whether texts and tables leave the page cache when they have been used.
     has_transfers: bool,
     /// A whole page at least, so longer than a request.
@@ -191,31 +229,32 @@ struct Search {
     request_bytes: usize,
     /// The begin of a word whose end is in the next piece.
     word: Vec<u8>,
-    /// The files of each word, as numbers.
-    table: HashMap<Box<[u8]>, Vec<u32>>,
+    /// The places of each word.
+    table: HashMap<Box<[u8]>, Vec<Place>>,
     table_bytes: usize,
     table_bytes_max: usize,
     tables: usize,
     dir: PathBuf,
     index: usize,
+    /// The first of the texts that the thread has made, up to the last one of all. Its own ones follow in steps of `threads`.
+    own: Range<usize>,
+    threads: usize,
+    /// The kernel's node on which the cached pages of the thread's own texts must be.
+    kernel_node: Option<u32>,
 }
 
 impl Search {
-    /// Notes that the word is in this file.
-    fn note(&mut self, file: usize) {
+    /// Notes that the word ends here.
+    fn note(&mut self, place: Place) {
         if self.word.is_empty() {
             return;
         }
-        let file = file as u32;
+        self.table_bytes += PLACE_BYTES;
         match self.table.get_mut(self.word.as_slice()) {
-            Some(files) if files.last() == Some(&file) => {}
-            Some(files) => {
-                files.push(file);
-                self.table_bytes += size_of::<u32>();
-            }
+            Some(places) => places.push(place),
             None => {
                 self.table_bytes += self.word.len() + ENTRY_BYTES;
-                self.table.insert(self.word.clone().into(), vec![file]);
+                self.table.insert(self.word.clone().into(), vec![place]);
             }
         }
         self.word.clear();
@@ -231,18 +270,19 @@ impl Search {
         let path = self
             .dir
             .join(format!("index.{}.{}", self.index, self.tables % TABLES));
-        let mut out = BufWriter::new(File::create(&path).at(&path, "create it")?);
+        let mut out = create(&*self.files, &path)?;
         let mut bytes = 0;
-        for (word, files) in self.table.drain() {
+        for (word, places) in self.table.drain() {
             out.write_all(&word).at(&path, "write it")?;
-            for file in &files {
-                out.write_all(&file.to_le_bytes()).at(&path, "write it")?;
+            for Place { file, at } in &places {
+                let place = u64::from(*file) << 32 | u64::from(*at);
+                out.write_all(&place.to_le_bytes()).at(&path, "write it")?;
             }
-            bytes += word.len() + files.len() * size_of::<u32>();
+            bytes += word.len() + places.len() * PLACE_BYTES;
         }
         out.flush().at(&path, "write it")?;
         if self.has_transfers {
-            drop_pages(out.get_ref(), &path, (0, bytes as u64), true)?;
+            drop_pages(out.get_ref().file(), &path, 0..bytes as u64, true)?;
         }
         self.table_bytes = 0;
         self.tables += 1;
@@ -253,35 +293,45 @@ impl Search {
 impl Worker for Search {
     fn step(&mut self, meter: &mut Meter) -> Result<Progress> {
         let began = Instant::now();
-        let (mut file, number) = match self.reading.take() {
+        let mut reading = match self.reading.take() {
             Some(reading) => reading,
             None => {
                 // After the last file, the list begins again: the run ends by time.
-                let number = self.next.fetch_add(1, Ordering::Relaxed) % self.files.len();
-                let path = &self.files[number];
-                (File::open(path).at(path, "open it")?, number)
+                let number = self.next.fetch_add(1, Ordering::Relaxed) % self.paths.len();
+                let path = &self.paths[number];
+                Reading {
+                    file: self.files.open(path, Opening::Read).at(path, "open it")?,
+                    number,
+                    at: 0,
+                }
             }
         };
+        let (number, begin) = (reading.number, reading.at);
         let request = &mut self.buffer[..self.request_bytes];
-        let path = &self.files[number];
-        let mut access = || file.read(request).at(path, "read it");
+        let path = &self.paths[number];
+        let mut access = || reading.file.read_at(request, begin).at(path, "read it");
         let read = match self.has_transfers {
             // The read takes new pages.
             true => self.seat.with_bound_pages(&self.topology, access)?,
             false => access()?,
         };
         if read == 0 && self.has_transfers {
-            drop_pages(&file, path, (0, 0), false)?;
+            drop_pages(&*reading.file, path, 0..u64::MAX, false)?;
         }
+        let place = |at: usize| Place {
+            file: number as u32,
+            at: (begin + at as u64) as u32,
+        };
         for at in 0..read {
             match self.buffer[at] {
-                b' ' => self.note(number),
+                b' ' => self.note(place(at)),
                 byte => self.word.push(byte),
             }
         }
+        reading.at += read as u64;
         match read {
-            0 => self.note(number),
-            _ => self.reading = Some((file, number)),
+            0 => self.note(place(0)),
+            _ => self.reading = Some(reading),
         }
         let written_bytes = match self.table_bytes >= self.table_bytes_max {
             true => self.write_table()?,
@@ -295,9 +345,26 @@ impl Worker for Search {
         Ok(Progress::More)
     }
 
-    fn local_share(&self, thread: NodeId) -> Option<f64> {
-        // Any thread of the instance may read any of its files.
-        mean_share(&self.topology, &self.seats, thread)
+    fn frames(&self) -> &Frames {
+        &self.frames
+    }
+
+    fn confirm(&self) -> Result<Option<bool>> {
+        let Some(node) = self.kernel_node else {
+            return Ok(None);
+        };
+        let own = self.own.clone().step_by(self.threads);
+        let ask = |number: usize| {
+            let path = &self.paths[number];
+            let file = self.files.open(path, Opening::Read).at(path, "open it")?;
+            confirm((&*file, 0..u64::MAX), path, node)
+        };
+        // The kernel reads pages again that have left the cache.
+        let asked = self.seat.with_bound_pages(&self.topology, || {
+            let asked = own.take(TEXTS_ASKED).map(ask);
+            asked.collect::<Result<Vec<bool>>>()
+        })?;
+        Ok(Some(asked.into_iter().all(|told| told)))
     }
 }
 
@@ -369,7 +436,7 @@ mod tests {
         for target in 0..2 {
             let instance = of(target);
             let roots: BTreeSet<PathBuf> = instance
-                .files
+                .paths
                 .iter()
                 .map(|file| file.ancestors().nth(2).unwrap().to_owned())
                 .collect();

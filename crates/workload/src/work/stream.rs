@@ -10,12 +10,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use jericho_sys::node_memory::NodeBuffer;
-use jericho_topology::NodeId;
 
 use super::files::Cached;
 use crate::buffer;
 use crate::case::{Case, Scale};
 use crate::error::{Error, Result};
+use crate::frames::Frames;
 use crate::kind::Variant;
 use crate::meter::Meter;
 use crate::run::{Progress, Thread, Worker};
@@ -123,7 +123,7 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
         }
         let sink = dir.join(format!("sink.{pair}"));
         let mut file = Cached::open(case, seat, &sink, request_bytes)?;
-        file.drop_if_named(case, 0, bytes)?;
+        file.drop_if_named(case, 0..bytes)?;
         Ok(Box::new(Writer {
             file,
             take: ends.take.take()?,
@@ -178,8 +178,12 @@ impl Worker for Reader {
         Ok(Progress::More)
     }
 
-    fn local_share(&self, thread: NodeId) -> Option<f64> {
-        self.file.local_share(thread)
+    fn frames(&self) -> &Frames {
+        self.file.frames()
+    }
+
+    fn confirm(&self) -> Result<Option<bool>> {
+        self.file.confirm()
     }
 }
 
@@ -210,7 +214,11 @@ impl Worker for Writer {
         Ok(Progress::More)
     }
 
-    fn local_share(&self, thread: NodeId) -> Option<f64> {
-        self.file.local_share(thread)
+    fn frames(&self) -> &Frames {
+        self.file.frames()
+    }
+
+    fn confirm(&self) -> Result<Option<bool>> {
+        self.file.confirm()
     }
 }

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use jericho_storage::{Completion, Direction, Queue, Transfer, open_queue};
 use jericho_sys::memory::{Mapping, Segment};
-use jericho_topology::{NodeId, Topology};
 
 use crate::buffer;
 use crate::case::{Case, Scale};
 use crate::direct::{self, Devices, first_request, requests_of};
 use crate::error::{Error, Result, warn};
-use crate::frames::buffer_share;
+use crate::frames::Frames;
 use crate::meter::{Done, Meter};
+use crate::random;
 use crate::run::{Progress, Thread, Worker};
 use crate::seats::Seat;
 
@@ -29,7 +29,8 @@ const WAIT: Duration = Duration::from_millis(100);
 /// Time in which the last transfers of a run end, unless the device hangs.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-fn file_bytes(threads: usize, scale: Scale) -> u64 {
+/// Returns the bytes of the file of each instance.
+pub fn file_bytes(threads: usize, scale: Scale) -> u64 {
     scale.file_bytes(FILE_BYTES, threads, 1 << 20)
 }
 
@@ -48,8 +49,8 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
 }
 
 struct Zmio {
-    topology: Topology,
-    seat: Seat,
+    frames: Frames,
+    kernel_node: Option<u32>,
     /// `None`: it was left to a device that hangs.
     queue: Option<Box<dyn Queue>>,
     target: PathBuf,
@@ -75,15 +76,18 @@ impl Zmio {
         let device = devices.of(case, index, bytes)?;
         let request_bytes = case.variant.request_bytes;
         let memory = buffer::for_transfers(case.topology, seat, DEPTH * request_bytes)?;
+        fill_places(&memory, case.seed ^ index as u64);
         let requests = requests_of(&*device, request_bytes)?;
-        let queue = open_queue(&[device.clone()][..], &[], DEPTH as u32);
+        // With registered buffers, the kernel need not pin their pages for each transfer.
+        let buffers = [memory.clone()];
+        let queue = open_queue(&[device.clone()][..], &buffers, DEPTH as u32);
         let queue = queue.map_err(|error| Error::new(error.to_string()))?;
         let target = &case.targets[index % case.targets.len()].path;
         case.engine
             .note(case.placement, target, &*device, Some(&*queue))?;
         Ok(Zmio {
-            topology: case.topology.clone(),
-            seat: seat.clone(),
+            frames: Frames::of_buffer(case.topology, seat, buffer::nodes_of(&memory)),
+            kernel_node: seat.kernel_node(case.topology),
             queue: Some(queue),
             target: target.clone(),
             memory,
@@ -154,6 +158,15 @@ impl Zmio {
     }
 }
 
+/// Fills the memory with bytes that no device can compress.
+fn fill_places(memory: &Mapping, seed: u64) {
+    let mut chunk = [0u8; CHUNK_BYTES];
+    for at in (0..memory.len()).step_by(CHUNK_BYTES) {
+        random::fill(seed.wrapping_add(at as u64), &mut chunk);
+        memory.copy_in(at, &chunk[..CHUNK_BYTES.min(memory.len() - at)]);
+    }
+}
+
 /// Adds up the bytes of a place, a copy of a piece at a time, because bytes that a device writes cannot be borrowed.
 fn add_up(memory: &Mapping, offset: usize, bytes: usize) -> u64 {
     let mut chunk = [0u8; CHUNK_BYTES];
@@ -183,8 +196,12 @@ impl Worker for Zmio {
         Ok(Progress::More)
     }
 
-    fn local_share(&self, thread: NodeId) -> Option<f64> {
-        buffer_share(&self.topology, &self.seat, thread)
+    fn frames(&self) -> &Frames {
+        &self.frames
+    }
+
+    fn confirm(&self) -> Result<Option<bool>> {
+        buffer::confirm(buffer::nodes_of(&self.memory), self.kernel_node)
     }
 }
 

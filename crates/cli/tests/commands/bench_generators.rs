@@ -1,0 +1,168 @@
+//! `jericho bench` beside fio: the same runs by another program, and the cost of our generator.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::support::{Volume, fail, jericho, succeed};
+
+/// A directory on a disk, because /tmp may be without direct I/O.
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn bench(workload: &str, target: &Path, more: &[&str]) -> Vec<Value> {
+    bench_for("0.3", workload, target, more)
+}
+
+fn bench_for(seconds: &str, workload: &str, target: &Path, more: &[&str]) -> Vec<Value> {
+    let out = directory();
+    let lines = out.path().join("results.jsonl");
+    let mut command = jericho(["bench", workload, "--seconds", seconds]);
+    command.arg(target).args(more).arg("--out").arg(&lines);
+    succeed(&mut command);
+    let text = std::fs::read_to_string(&lines).unwrap();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+#[test]
+fn fio_makes_the_operations_of_the_same_runs() {
+    let dir = directory();
+    let fio = ["--generator", "fio", "--threads", "2"];
+    let placed = ["--placement", "best", "--topology", "virtual:2"];
+    for workload in ["scan", "zmio", "dd"] {
+        let own = bench(workload, dir.path(), &[&fio[2..], &placed].concat());
+        let theirs = bench(workload, dir.path(), &[&fio[..], &placed].concat());
+        assert_eq!(own.len(), theirs.len());
+        for (own, theirs) in own.iter().zip(&theirs) {
+            assert_eq!(own["generator"], "jericho");
+            assert!(theirs["generator"].as_str().unwrap().starts_with("fio-"));
+            for same in ["workload", "variant", "threads", "seats", "data_bytes"] {
+                assert_eq!(own[same], theirs[same]);
+            }
+            let number = |record: &Value, key: &str| record[key].as_f64().unwrap();
+            assert!(number(theirs, "iops") > 0.0, "{theirs}");
+            for direction in ["read_bytes_per_s", "written_bytes_per_s"] {
+                let (own, theirs) = (number(own, direction), number(theirs, direction));
+                assert_eq!(own > 0.0, theirs > 0.0, "{workload} {direction}");
+            }
+            // Bytes of an operation.
+            let size = |record: &Value| {
+                let bytes = number(record, "throughput_bytes_per_s");
+                (bytes / number(record, "iops")).round()
+            };
+            assert_eq!(size(own), size(theirs));
+            let latency = |key: &str| theirs["latency_ns"][key].as_u64().unwrap();
+            assert!(
+                latency("p50") > 0 && latency("p50") <= latency("p99.99"),
+                "{theirs}"
+            );
+        }
+    }
+    assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
+}
+
+#[test]
+fn fio_on_the_fast_path_runs_with_the_library() {
+    let volume = Volume::of_size("80M");
+    volume.mount();
+    let report = volume.beside("report");
+    let out = volume.beside("results");
+    // In order, because a file is fast after some calls, and there are 64.
+    let mut command = jericho(["bench", "scan", "--variant", "read", "--threads", "1"]);
+    command.args([
+        "--seconds",
+        "0.5",
+        "--generator",
+        "fio",
+        "--path",
+        "fast",
+        "--out",
+    ]);
+    command.arg(&out).arg(volume.mnt());
+    succeed(command.env("JERICHO_REPORT", &report));
+    let record: Value = serde_json::from_str(&std::fs::read_to_string(&out).unwrap()).unwrap();
+    assert_eq!(record["path"], "fast");
+    // Reads of each process: inline, and through the kernel. Bench itself reads none.
+    let report = std::fs::read_to_string(&report).unwrap();
+    let reads = report.lines().filter(|line| line.contains("reads: "));
+    let reads = reads.map(|line| {
+        let numbers = line.split(|c: char| !c.is_ascii_digit());
+        let numbers: Vec<u64> = numbers.filter_map(|number| number.parse().ok()).collect();
+        (numbers[0], numbers[2])
+    });
+    let (inline, kernel) = reads.max().unwrap();
+    assert!(inline > 5 * kernel, "{report}");
+}
+
+#[test]
+fn what_fio_cannot_do_is_refused_and_a_missing_fio_is_named() {
+    let dir = directory();
+    let refused = |workload: &str, more: &[&str]| {
+        let mut command = jericho(["bench", workload, "--generator", "fio"]);
+        fail(command.arg(dir.path()).args(more), 1)
+    };
+    assert!(refused("fsmark", &[]).contains("zmio, scan and dd"));
+    assert!(refused("scan", &["--with-mstress"]).contains("--with-mstress"));
+    let mut missing = jericho(["bench", "scan", "--generator", "fio"]);
+    missing.arg(dir.path()).env("PATH", "/does/not/exist");
+    assert!(fail(&mut missing, 1).contains("package fio"));
+}
+
+/// Runs a command under strace. Returns its output, and how often it has called io_uring_enter(2).
+fn enters(command: &Command, dir: &Path) -> (String, f64) {
+    let counts = dir.join("counts");
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-c", "-e", "trace=io_uring_enter", "-o"]);
+    strace.arg(&counts).arg("--").arg(command.get_program());
+    let shown = succeed(strace.args(command.get_args()));
+    let counts = std::fs::read_to_string(&counts).unwrap();
+    let line = counts.lines().find(|line| line.contains("io_uring_enter"));
+    // Columns: share, seconds, microseconds for each call, calls.
+    let calls = line.and_then(|line| line.split_whitespace().nth(3)?.parse().ok());
+    (shown, calls.unwrap_or_else(|| panic!("no calls: {counts}")))
+}
+
+#[test]
+fn our_generator_enters_the_kernel_no_more_often_than_fio_for_each_operation() {
+    let dir = directory();
+    let file = dir.path().join("device");
+    std::fs::write(&file, vec![7u8; 16 << 20]).unwrap();
+    let out = dir.path().join("results");
+    let mut own = jericho(["bench", "zmio", "--variant", "read-64k", "--threads", "1"]);
+    own.arg(&file).args(["--seconds", "0.5", "--out"]).arg(&out);
+    let (_, own_calls) = enters(&own, dir.path());
+    let record: Value = serde_json::from_str(&std::fs::read_to_string(&out).unwrap()).unwrap();
+    // The warm-up is as long as the measurement, and strace counts both.
+    let own_operations =
+        2.0 * record["iops"].as_f64().unwrap() * record["seconds"].as_f64().unwrap();
+
+    let mut fio = Command::new("fio");
+    fio.arg("--name=reads")
+        .arg(format!("--filename={}", file.display()));
+    fio.args([
+        "--thread",
+        "--rw=read",
+        "--bs=64k",
+        "--direct=1",
+        "--readonly",
+    ]);
+    fio.args([
+        "--ioengine=io_uring",
+        "--iodepth=32",
+        "--time_based",
+        "--runtime=500ms",
+    ]);
+    let (shown, fio_calls) = enters(fio.arg("--output-format=json"), dir.path());
+    let report: Value = serde_json::from_str(&shown[shown.find('{').unwrap()..]).unwrap();
+    let fio_operations = report["jobs"][0]["read"]["total_ios"].as_f64().unwrap();
+
+    let (own, fio) = (own_calls / own_operations, fio_calls / fio_operations);
+    assert!(
+        own <= fio,
+        "calls for each operation: {own:.2}, fio {fio:.2}"
+    );
+}

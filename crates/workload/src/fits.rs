@@ -1,0 +1,112 @@
+//! Whether workloads fit the targets, the placement, the way and the generator that the user wants.
+
+use crate::error::{Error, Result};
+use crate::fio;
+use crate::kind::Kind;
+use crate::options::{Generator, Options};
+use crate::placement::Way;
+use crate::reach::Route;
+use crate::schedule::check_threads;
+use crate::target::Target;
+
+/// The workloads that fit, and for those of `all` that do not, the reasons.
+#[derive(Debug)]
+pub(crate) struct Fitting {
+    pub kinds: Vec<Kind>,
+    pub left_out: Vec<String>,
+}
+
+/// Chooses the workloads. Fails if the only one does not fit, or none does.
+pub(crate) fn choose(targets: &[Target], options: &Options, route: Route) -> Result<Fitting> {
+    let check = |kind: Kind| check_kind(kind, targets, options, route);
+    if let [kind] = options.kinds[..] {
+        check(kind)?;
+    }
+    let (mut kinds, mut left_out) = (Vec::new(), Vec::new());
+    for kind in &options.kinds {
+        match check(*kind) {
+            Ok(()) => kinds.push(*kind),
+            Err(why) => left_out.push(why.to_string()),
+        }
+    }
+    if kinds.is_empty() {
+        let reasons = left_out.join("; ");
+        return Err(Error::new(format!("no workload fits: {reasons}")));
+    }
+    Ok(Fitting { kinds, left_out })
+}
+
+/// Fails if the targets are none, the same, or of several kinds.
+pub(crate) fn check_targets(targets: &[Target]) -> Result<()> {
+    let first = targets
+        .first()
+        .ok_or_else(|| Error::new("name a directory or a device"))?;
+    for (index, target) in targets.iter().enumerate() {
+        if target.is_directory != first.is_directory {
+            return Err(Error::new("name directories or devices, not both"));
+        }
+        if target.is_jericho != first.is_jericho {
+            return Err(Error::new(
+                "name directories on Jericho volumes or others, not both: they are measured in different ways",
+            ));
+        }
+        if targets[..index].iter().any(|other| other.is_same(target)) {
+            return Err(Error::new(format!(
+                "{}: is named twice; name each target once",
+                target.path.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Fails if a workload cannot run with these options.
+fn check_kind(kind: Kind, targets: &[Target], options: &Options, route: Route) -> Result<()> {
+    options.placement.check(kind.way(), kind.name())?;
+    if !targets[0].is_directory && !kind.runs_on_devices() {
+        return Err(Error::new(format!(
+            "{} makes files, and {} is no directory; name a directory",
+            kind.name(),
+            targets[0].path.display()
+        )));
+    }
+    if let Some(threads) = &options.threads {
+        check_threads(kind, threads)?;
+    }
+    check_route(kind, targets, route)?;
+    check_generator(kind, options, route)
+}
+
+/// Fails if the workload cannot take this way to its data.
+fn check_route(kind: Kind, targets: &[Target], route: Route) -> Result<()> {
+    if route != Route::Fast {
+        return Ok(());
+    }
+    if let Some(other) = targets.iter().find(|target| !target.is_jericho) {
+        return Err(Error::new(format!(
+            "{}: is on no Jericho mount, so no access is inline there; leave out --path fast",
+            other.path.display()
+        )));
+    }
+    match kind.way() {
+        Way::Cached => Ok(()),
+        Way::Direct => Err(Error::new(format!(
+            "{} uses direct I/O, which is never inline; leave out --path fast, or choose a workload that reads cached files",
+            kind.name()
+        ))),
+    }
+}
+
+/// Fails if the generator cannot run the workload.
+fn check_generator(kind: Kind, options: &Options, route: Route) -> Result<()> {
+    match (&options.generator, route) {
+        (Generator::Own, _) => Ok(()),
+        (Generator::Fio(_), Route::Process) => Err(Error::new(
+            "fio cannot use a volume in this process; mount the volume",
+        )),
+        (Generator::Fio(_), _) if options.with_mstress => Err(Error::new(
+            "--with-mstress is for our own threads; leave out --generator",
+        )),
+        (Generator::Fio(_), _) => fio::check(kind),
+    }
+}

@@ -1,0 +1,50 @@
+//! What the user wants.
+
+use std::time::Duration;
+
+use crate::kind::Kind;
+use crate::placement::Placement;
+
+/// What makes the operations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Generator {
+    /// Our threads.
+    Own,
+    /// fio, of this version.
+    Fio(String),
+}
+
+impl Generator {
+    /// Returns the name of the generator, with its version if it is not ours.
+    pub fn name(&self) -> &str {
+        match self {
+            Generator::Own => "jericho",
+            Generator::Fio(version) => version,
+        }
+    }
+}
+
+/// What the user wants.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The workloads.
+    pub kinds: Vec<Kind>,
+    /// Forms of the workloads. Empty: all.
+    pub variants: Vec<String>,
+    /// The placement.
+    pub placement: Placement,
+    /// Numbers of threads. `None`: those of the workload.
+    pub threads: Option<Vec<usize>>,
+    /// Length of each measurement. `None`: so that a workload ends within a minute.
+    pub seconds: Option<Duration>,
+    /// Takes the papers' sizes.
+    pub as_paper: bool,
+    /// Runs threads beside the workload that stream through memory.
+    pub with_mstress: bool,
+    /// Lets workloads write to devices, which destroys what is on them.
+    pub may_destroy: bool,
+    /// Seed of offsets and contents.
+    pub seed: u64,
+    /// What makes the operations.
+    pub generator: Generator,
+}
