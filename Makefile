@@ -34,7 +34,7 @@ help:
 	@echo 'make model-mutants  makes faults in a copy of that protocol, and expects make model to find them (7 minutes)'
 	@echo 'make crash-mutants  makes faults in a copy of the filesystem, and expects the test of power cuts to find them (10 minutes)'
 	@echo 'make programs  larger programs: Java and PostgreSQL (installs about 400 MB of packages; 2 minutes)'
-	@echo 'make lab       machines with NUMA nodes, emulated: are pages, threads, accesses and frames where they should be? (20 minutes; MACHINE=nodes|network; ONLY=name)'
+	@echo 'make lab       machines with NUMA nodes, emulated: are pages, threads, accesses and frames where they should be? (20 minutes; MACHINE=nodes|network|two-cpus; ONLY=name)'
 	@echo 'make systemd   the systemd units, run by a systemd in a container: crashes, stops, restarts (as root or with sudo; half a minute; ONLY=name)'
 	@echo 'make fuzz      damaged volumes, hostile programs, strange kernels: libFuzzer for FUZZ_SECONDS=$(FUZZ_SECONDS) each (ONLY=name)'
 	@echo 'make conformance  pjdfstest on the mount by both transports; fsx there and under jericho run: a million operations, every byte compared; QEMU'"'"'s block tests on jericho nbd'
@@ -108,7 +108,7 @@ programs: setup-programs
 	$(CARGO) test -p jericho-cli $(FAULTS) --test programs -- --ignored large::
 
 # Machines of make lab.
-MACHINE ?= nodes network
+MACHINE ?= nodes network two-cpus
 
 lab: setup-lab
 	$(CARGO) build --release -p jericho-cli -p jericho-preload

@@ -166,6 +166,7 @@ fn take(kept: &Mutex<Vec<u8>>) -> Vec<u8> {
 fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration) -> Result<f64> {
     let mounted = Mounted::open(OpenOptions {
         threads: Default::default(),
+        with_parent: false,
         move_costs: Default::default(),
         fast_path: Default::default(),
         keeper: None,

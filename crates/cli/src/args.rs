@@ -153,6 +153,10 @@ pub struct MountOptions {
     /// directories can have a policy of their own (see place)
     #[arg(long, value_name = "POLICY")]
     pub threads: Option<ThreadPolicy>,
+    /// With a thread that migrates to its data, move also the threads that probably use what it reads: the other threads of its process that do no
+    /// I/O on the volume, and its parent process (for example the virtual CPUs of an emulator)
+    #[arg(long)]
+    pub with_parent: bool,
     /// How the daemon receives the kernel's requests: device (/dev/fuse), ring (FUSE over io_uring), or auto (ring if the
     /// kernel offers it, else device)
     #[arg(long, value_name = "TRANSPORT", default_value = "auto")]
@@ -199,7 +203,7 @@ make install puts helpers for mount(8) and umount(8) into /sbin. With them these
   mount -t fuse.jericho VOLUME DIR -o cache=2G
   /srv/my.volume /mnt/jericho fuse.jericho cache=2G,nofail 0 0   a line of /etc/fstab
 
-Options of the helper: ro, force, cache=, topology=, threads=, transport=, scrub-rate=, fast-path=, device=, log=, nic=, ethertype=, dead-after=, take-over and no-replay. With the helpers, \
+Options of the helper: ro, force, cache=, topology=, threads=, with-parent, transport=, scrub-rate=, fast-path=, device=, log=, nic=, ethertype=, dead-after=, take-over and no-replay. With the helpers, \
 umount(8) does the same as jericho umount.")]
 pub struct MountArgs {
     /// First device of the volume
@@ -360,7 +364,7 @@ Examples:
 The command and its child programs load a library (LD_PRELOAD) that serves reads and writes of cached data in the \
 program's own thread. Everything else goes through the kernel. Static and set-user-id programs cannot load the library, \
 so all their calls go through the kernel. With --threads their threads migrate by that policy, whatever the policies of \
-directories are.
+directories are. With --with-parent, the daemon moves the threads that probably use what these threads read, too.
 
 The kernel does not see inline reads and writes. They raise no inotify or fanotify events (open and close do) and do not \
 count in /proc/PID/io. A buffer that is not mapped ends the program with SIGSEGV, where the kernel would return EFAULT. \

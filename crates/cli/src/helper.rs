@@ -80,6 +80,7 @@ fn mount(arguments: impl Iterator<Item = OsString>) -> Result<Call, Failure> {
         match value {
             None if name == "ro" => call.push("--read-only".into()),
             None if name == "force" => call.push("--force".into()),
+            None if dashed == "with-parent" => call.push("--with-parent".into()),
             None if dashed == "take-over" => call.push("--take-over".into()),
             None if dashed == "no-replay" => call.push("--no-replay".into()),
             Some(value) if WITH_VALUE.contains(&dashed.as_str()) => {
@@ -91,7 +92,7 @@ fn mount(arguments: impl Iterator<Item = OsString>) -> Result<Call, Failure> {
             _ if parsed.flags.contains(&b's') => {}
             _ => {
                 return Err(Failure::new(format!(
-                    "a Jericho volume cannot be mounted with the option {option:?}; there are ro, force, take-over, no-replay, {}, and those of \
+                    "a Jericho volume cannot be mounted with the option {option:?}; there are ro, force, with-parent, take-over, no-replay, {}, and those of \
                      mount(8) that change nothing here",
                     WITH_VALUE.map(|name| format!("{name}=")).join(", ")
                 )));
@@ -192,6 +193,10 @@ mod tests {
             (
                 "umount.fuse.jericho /mnt -fl",
                 "jericho umount --lazy -- /mnt",
+            ),
+            (
+                "mount.fuse.jericho /v /mnt -o threads=always,with_parent",
+                "jericho mount --threads=always --with-parent -- /v /mnt",
             ),
             (
                 "mount.fuse.jericho /v /mnt -s -o nosuid",

@@ -41,6 +41,9 @@ fn daemon(checked: &Checked, options: &MountOptions) -> Result<Command, Failure>
     if let Some(policy) = options.threads {
         command.args(["--threads", policy.name()]);
     }
+    if options.with_parent {
+        command.arg("--with-parent");
+    }
     if let Some(bytes) = options.cache {
         command.args(["--cache", &bytes.to_string()]);
     }

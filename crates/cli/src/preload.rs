@@ -5,7 +5,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use jericho_daemon::{THREADS_VARIABLE, ThreadPolicy};
+use jericho_daemon::{THREADS_VARIABLE, ThreadPolicy, WITH_PARENT_VARIABLE};
 
 use crate::failure::{Context, Failure};
 use crate::mounts;
@@ -66,6 +66,7 @@ pub fn set(
     command: &mut Command,
     library: &Path,
     threads: Option<ThreadPolicy>,
+    with_parent: bool,
 ) -> Result<(), Failure> {
     let devices = devices()?;
     if devices.is_empty() {
@@ -87,6 +88,9 @@ pub fn set(
     command.env(LD_PRELOAD, list);
     if let Some(policy) = threads {
         command.env(THREADS_VARIABLE, policy.name());
+    }
+    if with_parent {
+        command.env(WITH_PARENT_VARIABLE, "1");
     }
     Ok(())
 }

@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use jericho_daemon::MoveCosts;
-use jericho_probe::{Options, Plan, Progress, Report, heat_map, load, move_costs, save, table};
+use jericho_probe::{
+    Options, Plan, Progress, Report, heat_map, load, move_costs, move_ns, save, table,
+};
 use jericho_topology::Topology;
 
 use crate::args::ProbeArgs;
@@ -81,6 +83,7 @@ pub fn costs(topology: &Topology) -> MoveCosts {
     match load(&file, topology) {
         Ok(Some(report)) => MoveCosts {
             table: move_costs(&report, topology),
+            move_ns: move_ns(&report),
             origin: format!("probe of {}", report.time),
         },
         Ok(None) => MoveCosts::default(),

@@ -27,7 +27,10 @@ pub fn run(args: &RunArgs) -> Outcome {
     let mut command = Command::new(program);
     command.args(arguments);
     let prepare = |command: &mut Command| match &library {
-        Some(library) => preload::set(command, library, args.options.threads),
+        Some(library) => {
+            let options = &args.options;
+            preload::set(command, library, options.threads, options.with_parent)
+        }
         None => {
             preload::unset(command);
             Ok(())
@@ -74,15 +77,21 @@ fn refuse_mount_options(options: &MountOptions) -> Result<(), Failure> {
     }
 }
 
-/// Fails if a policy is given that neither the library nor a mount of this command would read.
+/// Fails if an option is given that neither the library nor a mount of this command would read.
 fn refuse_unused_policy(args: &RunArgs) -> Result<(), Failure> {
-    match args.no_preload && args.options.threads.is_some() {
-        false => Ok(()),
-        true => Err(Failure::new(
+    if args.no_preload && args.options.threads.is_some() {
+        return Err(Failure::new(
             "--threads has no effect with --no-preload, because only the library reads it; leave one of \
              them out, or set the policy of a directory with: jericho place DIR --threads POLICY",
-        )),
+        ));
     }
+    if args.no_preload && args.options.with_parent {
+        return Err(Failure::new(
+            "--with-parent has no effect with --no-preload, because only the library reads it; leave one of \
+             them out, or give --with-parent to the mount",
+        ));
+    }
+    Ok(())
 }
 
 fn cannot_run(command: &Command, error: std::io::Error) -> Failure {

@@ -74,6 +74,7 @@ fn serve(
         force: options.force,
         cache_bytes: options.cache,
         threads: options.threads.unwrap_or_default(),
+        with_parent: options.with_parent,
         move_costs: probe::costs(&topology),
         fast_path: mountable::trusted(options)?,
         keeper: Some(keeper::command),

@@ -40,9 +40,22 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
     writeln!(out, "requests  by {requests}")?;
     writeln!(
         out,
-        "threads   migrate to their data: {}; costs of moves: {}",
-        stat.threads, stat.move_costs
+        "threads   migrate to their data{}: {}; costs of moves: {}",
+        if stat.with_parent {
+            " with their companions"
+        } else {
+            ""
+        },
+        stat.threads,
+        stat.move_costs
     )?;
+    if stat.threads_away > 0 {
+        writeln!(
+            out,
+            "          {} on other nodes than their data, because the CPUs there are busy",
+            stat.threads_away
+        )?;
+    }
     for (index, device) in stat.devices.iter().enumerate() {
         writeln!(
             out,
@@ -296,13 +309,26 @@ mod tests {
             network: vec![],
             locality: Locality::default(),
             threads: "adaptive".into(),
+            with_parent: true,
+            threads_away: 0,
             move_costs: "probe of 2026-11-26T15:37:39Z".into(),
             counters: Default::default(),
             clients: Vec::new(),
             scrub: None,
         };
         let text = table(&stat).unwrap();
+        let away = Stat {
+            threads_away: 3,
+            ..stat
+        };
+        let with_away = table(&away).unwrap();
+        let line = with_away.lines().nth(5).unwrap_or_default();
+        assert!(
+            line.contains("3 on other nodes than their data"),
+            "{with_away}"
+        );
         let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[4].contains("with their companions: adaptive"));
         assert!(lines[4].ends_with("adaptive; costs of moves: probe of 2026-11-26T15:37:39Z"));
         assert!(lines[7].contains("RATIO"), "{text}");
         assert!(lines[8].contains("75.0%"), "{text}");

@@ -417,6 +417,8 @@ mod tests {
             network: vec![],
             locality,
             threads: "adaptive".into(),
+            with_parent: false,
+            threads_away: 0,
             move_costs: String::new(),
             counters: Default::default(),
             clients: vec![ClientStat {

@@ -9,6 +9,7 @@
 //! offset of their own go inline.
 
 mod buffers;
+mod companions;
 mod data;
 mod early;
 mod grant;

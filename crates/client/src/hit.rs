@@ -46,7 +46,7 @@ fn find(
     write: bool,
 ) -> Option<(&'static Description, InlineFile<'static>)> {
     // The long path does due migrations.
-    if thread.migration.is_due() {
+    if thread.migration.needs_long_path() {
         return None;
     }
     let facts = open.facts()?;

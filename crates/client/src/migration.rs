@@ -8,9 +8,11 @@
 //! [`release`] first, because the new thread inherits the mask. Other calls call [`tick`], which releases a thread that no longer
 //! uses Jericho's data.
 
+pub mod crowding;
 pub mod migrator;
 pub mod nodes;
 mod policy;
+pub mod rooms;
 mod thread_use;
 
 use jericho_format::threads::ThreadPolicy;
@@ -18,7 +20,7 @@ use jericho_format::threads::ThreadPolicy;
 use crate::thread;
 
 pub use nodes::{learn, learn_costs};
-pub use policy::{VARIABLE, policy_of_run};
+pub use policy::{VARIABLE, WITH_PARENT_VARIABLE, is_with_parent, policy_of_run};
 pub(crate) use thread_use::ThreadUse;
 
 /// Accounts an access of the calling thread under `policy` to `bytes` bytes whose home is node `home`. The thread ran on a CPU of
@@ -52,5 +54,7 @@ pub fn held_on() -> Option<u16> {
     thread::current(|thread| thread.migration.held_on())
 }
 
+#[cfg(test)]
+mod simulator;
 #[cfg(test)]
 mod tests;

@@ -11,6 +11,7 @@ jericho_cache::counters! {
     values MountCounters;
 
     threads_moved: AtomicU64, Events, "Migrations of threads that access their data through the kernel.";
+    companions_moved: AtomicU64, Events, "Migrations of threads whose companions use data (--with-parent).";
     writes_withheld: AtomicU64, Events, "Revocations of a file's inline writes because the kernel read pages of it.";
     writes_granted: AtomicU64, Events, "Grants of a file's inline writes.";
     slots_by_request: AtomicU64, Events, "Requests of programs for the slot of a file.";

@@ -1,10 +1,11 @@
-//! The keeper: a small process that outlives a volume's daemon and then ends inline access to its cache.
+//! The keeper: a small process that outlives a volume's daemon, and then ends inline access to its cache and restores the CPU masks that the daemon has
+//! left narrow.
 //!
 //! ```text
 //! exec'ed by the daemon ── descriptors of the segments ──▶ keeping ── the daemon has ended ──▶ clients revoked, memory freed
 //! ```
 //!
-//! The keeper holds the segments' descriptors, a pidfd of the daemon and the socket to it, and nothing else: no volume and
+//! The keeper holds the descriptors of the segments and of the masks' notes, a pidfd of the daemon and the socket to it, and nothing else: no volume and
 //! no lock. It must not hold /dev/fuse: the kernel would then not tell programs that the daemon is gone. It maps nothing
 //! and sleeps. `fast/keeping.rs` starts the keeper and sends it the segments.
 
@@ -21,6 +22,8 @@ use jericho_sys::memory;
 use jericho_sys::poller::Poller;
 use jericho_sys::process::{self, Signal, Signals};
 
+use crate::narrow_masks;
+
 const SOCKET: u64 = 0;
 const DAEMON: u64 = 1;
 
@@ -31,6 +34,8 @@ struct Kept {
     segments: Vec<(Segment, OwnedFd)>,
     /// By owner number.
     areas: HashMap<u16, File>,
+    /// Notes of the masks that the daemon has narrowed.
+    masks: Option<File>,
 }
 
 /// Runs the keeper of the daemon at the other end of standard input, until that daemon has ended. Fails when standard input is
@@ -119,6 +124,7 @@ impl Kept {
                     .extend(fds.next().map(|fd| (owner, File::from(fd))));
             }
             Some(KeeperMessage::Forget(owner)) => drop(self.areas.remove(&owner)),
+            Some(KeeperMessage::Masks) => self.masks = fds.next().map(File::from),
             Some(KeeperMessage::Complete) => {
                 // A daemon that has ended needs no answer.
                 let _ = connection.send(&KeeperMessage::Complete.encode(), &[]);
@@ -143,9 +149,20 @@ impl Kept {
         for (_, fd) in &self.segments {
             failed = memory::punch_all(fd.as_fd()).err().or(failed);
         }
+        if let Some(masks) = &self.masks {
+            match narrow_masks::restore_noted(masks) {
+                Ok(0) => {}
+                Ok(masks) => {
+                    tracing::info!(masks, "restored CPU masks that the daemon had narrowed")
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
         match failed {
             None => tracing::info!(clients, "the daemon has ended: inline access is over"),
-            Some(error) => tracing::error!(%error, clients, "cannot end all inline access"),
+            Some(error) => {
+                tracing::error!(%error, clients, "cannot end all inline access and restore all CPU masks")
+            }
         }
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! The files form layers, and each uses only those below it:
 //!
-//! - what there is: `volume` (slices, filesystem, homes), `move_costs` (of threads), `handle` (an open file), `counters`, `pages`, `write_mode`
+//! - what there is: `volume` (slices, filesystem, homes), `move_costs` and `narrow_masks` (of threads), `handle` (an open file), `counters`, `pages`, `write_mode`
 //! - mechanisms, each with a state of its own: `fast` (programs with inline access), `mapped` (pages that the kernel has), `space`
 //!   (requests that wait for space), `migration` and `locality` (threads and their nodes)
 //! - `mounted`, which is all of them together
@@ -26,6 +26,7 @@ mod mapped;
 mod migration;
 mod mounted;
 mod move_costs;
+mod narrow_masks;
 mod open;
 mod outage;
 mod pages;
@@ -49,7 +50,7 @@ pub use fast::{Asker, ClientStat, KeeperCommand, Moment, Served, Trusted, Truste
 pub use handle::Handle;
 pub use jericho_cache::Reader;
 pub use jericho_cache::{Counters, counters::Declared};
-pub use jericho_client::migration::VARIABLE as THREADS_VARIABLE;
+pub use jericho_client::migration::{VARIABLE as THREADS_VARIABLE, WITH_PARENT_VARIABLE};
 pub use jericho_format::threads::{MoveCost, ThreadPolicy};
 pub use jericho_fs::{Interruption, with_interruption};
 pub use jericho_storage::is_remote;

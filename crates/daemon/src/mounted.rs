@@ -41,7 +41,13 @@ impl Mounted {
         let counts = fast.counts();
         Arc::new(Mounted {
             locality: LocalityCounters::new(volume.homes.iter().copied(), &volume.topology),
-            migrator: Migrator::with_costs(&volume.topology, &volume.move_costs, counts.clone()),
+            migrator: Migrator::with_costs(
+                &volume.topology,
+                &volume.move_costs,
+                counts.clone(),
+                fast.masks(),
+                volume.with_parent,
+            ),
             mapped: Mapped::new(counts.clone()),
             loan_waits: LoanWaits::default(),
             space_waits: SpaceWaits::new(volume.clone()),
@@ -158,6 +164,20 @@ impl Mounted {
     where
         R: FnOnce(Answer) + Send + 'static,
     {
+        if let Call::Companions {
+            node,
+            always,
+            owner,
+            instance,
+        } = call
+            && (self.fast).has_client_thread((owner, instance), asker.thread)
+        {
+            let policy = match always {
+                true => ThreadPolicy::Always,
+                false => ThreadPolicy::Adaptive,
+            };
+            self.migrator.bring_companions(asker.thread, node, policy);
+        }
         self.fast.call(handle, call, asker, reply);
     }
 

@@ -1,5 +1,6 @@
 //! What moves of threads cost, as the caller of the mount has measured them.
 
+use jericho_client::migration::nodes::remote_ns_of;
 use jericho_format::threads::MoveCost;
 
 /// Bytes in a window that justify a migration, if nobody has measured them. The limit is higher than for inline access: a call through the
@@ -14,6 +15,8 @@ pub struct MoveCosts {
     /// For each node of a thread, and in it for each node of the data: remote bytes of inline accesses that justify a move.
     /// [`MoveCost::Default`] where a row or a value is missing.
     pub table: Vec<Vec<MoveCost>>,
+    /// How long a move takes, in nanoseconds; 0: nobody has measured it.
+    pub move_ns: u32,
     /// Where they come from, for users.
     pub origin: String,
 }
@@ -23,6 +26,7 @@ impl Default for MoveCosts {
     fn default() -> MoveCosts {
         MoveCosts {
             table: vec![],
+            move_ns: 0,
             origin: "defaults".into(),
         }
     }
@@ -33,6 +37,15 @@ impl MoveCosts {
     pub(crate) fn of(&self, from: usize, to: usize) -> MoveCost {
         let row = self.table.get(from);
         row.and_then(|row| row.get(to)).copied().unwrap_or_default()
+    }
+
+    /// Returns the nanoseconds that a byte on node `data`, read or written through the kernel, costs more for a thread on node `at` than for one on
+    /// `data`.
+    pub(crate) fn remote_ns(&self, at: usize, data: usize) -> f32 {
+        match at == data {
+            true => 0.0,
+            false => remote_ns_of(self.of(at, data), self.move_ns) / TIMES_INLINE as f32,
+        }
     }
 
     /// Returns the bytes of requests that justify a migration of a thread to a node, wherever it runs: a worker does not know where. Takes the
@@ -78,10 +91,14 @@ mod tests {
                 vec![mib(1), default, never],
                 vec![mib(3), never, default],
             ],
+            move_ns: 80_000,
             origin: "test".into(),
         };
         assert_eq!(costs.bytes_min(0), 12 << 20);
         assert_eq!(costs.bytes_min(1), 8 << 20);
         assert_eq!(costs.bytes_min(2), u64::MAX);
+        // A quarter of what it costs inline.
+        assert_eq!(costs.remote_ns(1, 0), 20_000.0 / (1 << 20) as f32);
+        assert_eq!((costs.remote_ns(0, 2), costs.remote_ns(1, 1)), (0.0, 0.0));
     }
 }

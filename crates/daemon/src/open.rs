@@ -53,6 +53,8 @@ pub struct OpenOptions {
     pub topology: Topology,
     /// The policy for migrating threads, for files and directories without their own.
     pub threads: ThreadPolicy,
+    /// The companions of threads that access their data through the kernel migrate with them: the other threads of the process, and its parent process.
+    pub with_parent: bool,
     /// What moves of threads cost, for the policy *adaptive*.
     pub move_costs: MoveCosts,
     /// Users that are trusted with the whole cache, in addition to the volume's owner and this process's user.
@@ -199,6 +201,7 @@ impl Mounted {
             path,
             read_only,
             threads: options.threads,
+            with_parent: options.with_parent,
             move_costs: options.move_costs.clone(),
             topology: options.topology.clone(),
             devices: volume,

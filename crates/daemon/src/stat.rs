@@ -43,6 +43,12 @@ pub struct Stat {
     pub locality: Locality,
     /// The policy for migrating threads, for files and directories without their own.
     pub threads: String,
+    /// The companions of threads migrate with them.
+    #[serde(default)]
+    pub with_parent: bool,
+    /// Threads that work on other nodes than their data at present, because the CPUs of their data's nodes are busy.
+    #[serde(default)]
+    pub threads_away: u64,
     /// Where the costs of moves of threads come from: `defaults`, `probe of DATE`, or `defaults` and why a report is not used.
     #[serde(default)]
     pub move_costs: String,
@@ -209,6 +215,8 @@ impl Mounted {
                 .collect(),
             locality: all,
             threads: self.threads().to_string(),
+            with_parent: self.volume.with_parent,
+            threads_away: self.migrator.count_away() + self.fast.clients_away(),
             move_costs: format!("{:.FAILURE_BYTES_MAX$}", self.volume.move_costs.origin),
             counters: self.fast.counts().values(),
             clients: self.client_counters(),

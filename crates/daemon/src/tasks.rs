@@ -32,6 +32,13 @@ impl Task {
     }
 }
 
+/// Returns the ids of a process's threads, at most 4096.
+pub(crate) fn threads_of(pid: u32) -> impl Iterator<Item = u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task"));
+    let threads = threads.into_iter().flatten().flatten().take(TASKS_MAX);
+    threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok())
+}
+
 /// Returns the current time in the ticks of [`Task::start`]. /proc/uptime counts hundredths of a second, as ticks do.
 pub(crate) fn now_ticks() -> Option<u64> {
     let uptime = fs::read_to_string("/proc/uptime").ok()?;

@@ -25,6 +25,8 @@ pub(crate) struct OpenVolume {
     pub read_only: bool,
     /// The policy for migrating threads, for files and directories without their own.
     pub threads: ThreadPolicy,
+    /// Companions migrate with threads that access their data through the kernel.
+    pub with_parent: bool,
     /// What moves of threads cost, for the policy *adaptive*.
     pub move_costs: MoveCosts,
     pub topology: Topology,

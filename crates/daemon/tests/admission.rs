@@ -52,6 +52,7 @@ fn bed(read_only: bool) -> Bed {
             cache_bytes: Some(8 << 20),
             topology: Topology::from_spec("virtual:1").unwrap(),
             threads: Default::default(),
+            with_parent: false,
             move_costs: Default::default(),
             fast_path: Default::default(),
             keeper: None,

@@ -28,6 +28,7 @@ fn a_dropped_mount_gives_up_its_lock_after_its_filesystem() {
             cache_bytes: Some(8 << 20),
             topology: Topology::from_spec("virtual:1").unwrap(),
             threads: Default::default(),
+            with_parent: false,
             move_costs: Default::default(),
             fast_path: Default::default(),
             keeper: None,

@@ -124,6 +124,7 @@ fn mount(device: &Arc<SimDevice>) -> Arc<Mounted> {
     let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
     let options = OpenOptions {
         threads: Default::default(),
+        with_parent: false,
         move_costs: Default::default(),
         fast_path: Default::default(),
         keeper: None,

@@ -196,6 +196,7 @@ pub(crate) mod tests {
             cache_bytes: Some(8 << 20),
             topology: Topology::from_spec("virtual:1").unwrap(),
             threads: Default::default(),
+            with_parent: false,
             move_costs: Default::default(),
             fast_path: Default::default(),
             keeper: None,

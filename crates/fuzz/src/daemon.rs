@@ -90,6 +90,7 @@ impl Bed {
             cache_bytes: Some(8 << 20),
             topology: Topology::from_spec("virtual:2").expect("a topology"),
             threads: Default::default(),
+            with_parent: false,
             move_costs: Default::default(),
         };
         let mounted = Mounted::open_volume(volume, &options).expect("a daemon");

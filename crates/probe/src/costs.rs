@@ -53,6 +53,16 @@ fn of_pair(report: &Report, topology: &Topology, from: NodeId, to: NodeId) -> Op
     Some(MoveCost::Bytes(bytes as u64))
 }
 
+/// Returns how long a move of a thread takes, in nanoseconds: the mean over all pairs of nodes that were measured. 0: none was.
+pub fn move_ns(report: &Report) -> u32 {
+    let measured = || report.migration_ns.iter().flatten().flatten();
+    let count = measured().count();
+    match count {
+        0 => 0,
+        _ => (measured().sum::<f64>() / count as f64) as u32,
+    }
+}
+
 fn get<T: Copy>(matrix: &Matrix<T>, from: NodeId, to: NodeId) -> Option<T> {
     *matrix.get(usize::from(from.0))?.get(usize::from(to.0))?
 }
@@ -82,6 +92,15 @@ mod tests {
             assert_eq!(costs[1][0], costs[0][1]);
         }
         assert_eq!(costs[0][0], MoveCost::Default);
+    }
+
+    #[test]
+    fn a_move_takes_the_mean_of_all_pairs() {
+        let mut report = report(&topology());
+        report.migration_ns = vec![vec![None, Some(100.0)], vec![Some(300.0), None]];
+        assert_eq!(move_ns(&report), 200);
+        report.migration_ns = vec![vec![None; 2]; 2];
+        assert_eq!(move_ns(&report), 0);
     }
 
     #[test]

@@ -32,7 +32,7 @@ mod table;
 mod threads;
 mod time;
 
-pub use costs::move_costs;
+pub use costs::{move_costs, move_ns};
 pub use digest::digest;
 pub use error::{LoadError, ProbeError, SaveError};
 pub use heat_map::{Cell, Grid, grids, head, heat_map};

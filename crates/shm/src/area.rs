@@ -6,7 +6,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU16, AtomicU64};
 
 use jericho_sys::memory::Mapping;
 
@@ -29,7 +29,7 @@ pub const BLOCKS: usize = 1024;
 pub const MARKS: usize = 4096;
 /// Reference marks that one bit of `Head::marked` covers.
 const MARKS_PER_BIT: usize = MARKS / 64;
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 const RING_AT: usize = 4096;
 const BLOCKS_AT: usize = RING_AT + 8 * RING_KEYS;
 const COUNTED_SLICES: usize = 64;
@@ -53,11 +53,16 @@ struct Header {
     _unused_behind_done: [u64; 6],
     /// Only the daemon stores to this word.
     taken: sync::AtomicU64,
+    _unused_behind_taken: [u64; 7],
+    /// For each block: when its thread last said that it works away from its data's node, in seconds of the system's clock modulo 2^16; 0: never.
+    away: [AtomicU16; BLOCKS],
 }
 
 #[cfg(not(loom))]
 const _: () = assert!(
-    std::mem::offset_of!(Header, given_out) == 64 && std::mem::offset_of!(Header, taken) == 128
+    std::mem::offset_of!(Header, given_out) == 64
+        && std::mem::offset_of!(Header, taken) == 128
+        && std::mem::offset_of!(Header, away) == 192
 );
 #[cfg(not(loom))]
 const _: () = assert!(std::mem::offset_of!(Header, revoked) as u64 == REVOKED_AT);
@@ -191,6 +196,13 @@ impl Counter {
             bump(&self.read_calls, calls);
         }
     }
+}
+
+/// Seconds for which a thread counts as working away after it has said so.
+const AWAY_SECONDS: usize = 3;
+
+fn away_stamp(now_s: u64) -> u16 {
+    (now_s as u16).max(1)
 }
 
 /// A client's area, mapped.
@@ -446,6 +458,24 @@ impl Area {
         }
     }
 
+    /// Records that the thread of a block works on another node than that of its data, because that node has too few CPUs.
+    pub fn works_away(&self, block: u32, now_s: u64) {
+        let word = &self.header().away[block as usize % BLOCKS];
+        let stamp = away_stamp(now_s);
+        if word.load(Ordering::Relaxed) != stamp {
+            word.store(stamp, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns how many threads have said in the last seconds that they work away. A client may store any number of them, up to all blocks.
+    pub fn count_away(&self, now_s: u64) -> usize {
+        let recent: [u16; AWAY_SECONDS] =
+            std::array::from_fn(|ago| away_stamp(now_s.saturating_sub(ago as u64)));
+        let away = self.header().away.iter();
+        away.filter(|word| recent.contains(&word.load(Ordering::Relaxed)))
+            .count()
+    }
+
     /// Returns the counter of a block for a slice.
     #[inline]
     pub fn counter(&self, block: u32, slice: u16) -> &Counter {
@@ -627,6 +657,20 @@ mod tests {
         assert_eq!(bytes(other), before);
         let seen = touched(&area).len();
         assert!(seen > MARKS / 2 && seen <= MARKS, "{seen} of the last");
+    }
+
+    #[test]
+    fn a_thread_that_works_away_counts_until_it_has_not_said_so_for_some_seconds() {
+        let area = Area::create("test", 5).unwrap();
+        let now = 0x1_ffff_fffe_u64;
+        assert_eq!(area.count_away(now), 0);
+        area.works_away(3, now);
+        area.works_away(BLOCKS as u32 - 1, now + 2);
+        assert_eq!(
+            [now, now + 2, now + 4].map(|now| area.count_away(now)),
+            [1, 2, 1]
+        );
+        assert_eq!(area.count_away(now + 100), 0);
     }
 
     #[test]

@@ -13,6 +13,7 @@ const NR_FAST: u32 = 1;
 /// Flags of a call.
 const WRITE: u32 = 1;
 const SOON: u32 = 2;
+const ALWAYS: u32 = 1;
 
 /// A thread of a client, by the block that it has for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +74,17 @@ pub enum Call {
         slice: u16,
         /// The frame.
         frame: u32,
+        /// The client's owner number.
+        owner: u16,
+        /// The daemon instance that assigned the number.
+        instance: u64,
+    },
+    /// The calling thread works on the node of its data: the daemon moves its companions there.
+    Companions {
+        /// The node.
+        node: u16,
+        /// The thread's policy is *always*.
+        always: bool,
         /// The client's owner number.
         owner: u16,
         /// The daemon instance that assigned the number.
@@ -152,12 +164,18 @@ impl Call {
             Call::Token => (5, 0, 0, 0),
             Call::Interrupted { first, pages, .. } => (6, 0, first, pages),
             Call::Copied { slice, frame, .. } => (7, 0, u64::from(slice), frame),
+            Call::Companions { node, always, .. } => {
+                (8, u32::from(always) * ALWAYS, u64::from(node), 0)
+            }
         };
         let (owner, instance) = match self {
             Call::Interrupted {
                 owner, instance, ..
             }
             | Call::Copied {
+                owner, instance, ..
+            }
+            | Call::Companions {
                 owner, instance, ..
             }
             | Call::Fast {
@@ -181,7 +199,7 @@ impl Call {
 
     /// Decodes an ioctl. Returns `Ok(None)` for another filesystem's ioctl. Fails for another version of the protocol.
     pub fn decode(number_given: u32, argument: &[u8]) -> Result<Option<Call>, Refusal> {
-        let Some(n) = (1..=7).find(|n| number(*n) == number_given) else {
+        let Some(n) = (1..=8).find(|n| number(*n) == number_given) else {
             return Ok(None);
         };
         let Ok(bytes) = <&[u8; CALL_BYTES]>::try_from(argument) else {
@@ -217,9 +235,15 @@ impl Call {
                 owner,
                 instance,
             },
-            _ => Call::Copied {
+            7 => Call::Copied {
                 slice: u16::try_from(first).unwrap_or(u16::MAX),
                 frame: pages,
+                owner,
+                instance,
+            },
+            _ => Call::Companions {
+                node: u16::try_from(first).unwrap_or(u16::MAX),
+                always: flags & ALWAYS != 0,
                 owner,
                 instance,
             },
@@ -389,6 +413,12 @@ mod tests {
             Call::Copied {
                 slice: 5,
                 frame: 1 << 25,
+                owner: 2,
+                instance: 1,
+            },
+            Call::Companions {
+                node: 3,
+                always: true,
                 owner: 2,
                 instance: 1,
             },

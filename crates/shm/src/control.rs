@@ -8,7 +8,7 @@ use jericho_format::threads::{MoveCost, ThreadPolicy, ThreadsOfInode};
 use jericho_sys::memory::Mapping;
 
 const MAGIC: u64 = u64::from_ne_bytes(*b"JRCHshm1");
-const VERSION: u32 = 9;
+const VERSION: u32 = 10;
 const CPUS: usize = 1024;
 const MOVE_COSTS_AT: usize = 4096;
 const SLICES_AT: usize = 8192;
@@ -24,7 +24,8 @@ struct Header {
     nodes: AtomicU32,
     instance: AtomicU64,
     policy: AtomicU32,
-    _unused: [u32; 7],
+    move_ns: AtomicU32,
+    _unused: [u32; 6],
     cpu_nodes: [AtomicU16; CPUS],
 }
 
@@ -351,6 +352,16 @@ impl Control {
         }
     }
 
+    /// Returns how long a move of a thread takes, in nanoseconds; 0: nobody has measured it.
+    pub fn move_ns(&self) -> u32 {
+        self.header().move_ns.load(Ordering::Relaxed)
+    }
+
+    /// Sets that time. Only the daemon calls this.
+    pub fn set_move_ns(&self, ns: u32) {
+        self.header().move_ns.store(ns, Ordering::Relaxed);
+    }
+
     /// Returns the daemon's part of a slot; `None` beyond the last.
     #[inline]
     pub fn slot(&self, index: u32) -> Option<&SlotInfo> {
@@ -379,6 +390,7 @@ mod tests {
         made.set_move_cost(0, 1, MoveCost::Bytes(3 << 20));
         made.set_move_cost(31, 31, MoveCost::Never);
         made.set_move_cost(0, 32, MoveCost::Never);
+        made.set_move_ns(90_000);
         made.slot(99).unwrap().set(7, 1, SlotInfo::NO_WRITE);
         let fd = made.mapping().read_only_fd().unwrap();
         let seen = Control::attach(fd).unwrap();
@@ -391,6 +403,7 @@ mod tests {
         assert_eq!(seen.policy(), ThreadPolicy::Always);
         assert_eq!(seen.move_cost(0, 1), MoveCost::Bytes(3 << 20));
         assert_eq!(seen.move_cost(31, 31), MoveCost::Never);
+        assert_eq!(seen.move_ns(), 90_000);
         for (from, to) in [(1, 0), (0, 32), (1000, 0)] {
             assert_eq!(seen.move_cost(from, to), MoveCost::Default);
         }
@@ -412,8 +425,8 @@ mod tests {
     #[test]
     fn another_version_is_refused_by_name() {
         let made = Control::create("test", &[(4096, 0)], 1, &[0], 1).unwrap();
-        made.header().version.store(10, Ordering::Relaxed);
+        made.header().version.store(11, Ordering::Relaxed);
         let error = Control::attach(made.mapping().read_only_fd().unwrap()).unwrap_err();
-        assert!(error.to_string().contains("version 10"), "{error}");
+        assert!(error.to_string().contains("version 11"), "{error}");
     }
 }

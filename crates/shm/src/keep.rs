@@ -54,6 +54,8 @@ pub enum KeeperMessage {
     Forget(u16),
     /// To the keeper: the daemon has sent everything. From the keeper: everything has arrived.
     Complete,
+    /// The notes of the masks that the daemon has narrowed in other processes.
+    Masks,
 }
 
 impl KeeperMessage {
@@ -65,6 +67,7 @@ impl KeeperMessage {
             KeeperMessage::Area(owner) => (3, u32::from(owner)),
             KeeperMessage::Forget(owner) => (4, u32::from(owner)),
             KeeperMessage::Complete => (5, 0),
+            KeeperMessage::Masks => (6, 0),
         };
         let mut bytes = [0; KEEPER_BYTES];
         bytes[0..8].copy_from_slice(&MAGIC.to_ne_bytes());
@@ -95,6 +98,7 @@ impl KeeperMessage {
             3 => KeeperMessage::Area(owner()?),
             4 => KeeperMessage::Forget(owner()?),
             5 => KeeperMessage::Complete,
+            6 => KeeperMessage::Masks,
             _ => return None,
         })
     }
@@ -118,6 +122,7 @@ mod tests {
             KeeperMessage::Area(1023),
             KeeperMessage::Forget(2),
             KeeperMessage::Complete,
+            KeeperMessage::Masks,
         ];
         all.extend(Segment::ALL.map(KeeperMessage::Segments));
         for message in all {

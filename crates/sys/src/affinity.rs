@@ -49,6 +49,8 @@ pub struct CpuMask([u64; CpuMask::WORDS]);
 
 impl CpuMask {
     const WORDS: usize = 16;
+    /// Length of a mask in bytes.
+    pub const BYTES: usize = 8 * CpuMask::WORDS;
     /// Largest CPU number of a mask.
     pub const CPU_MAX: u32 = 1023;
     /// No CPU.
@@ -71,6 +73,21 @@ impl CpuMask {
     /// Returns the CPUs that are in both masks.
     pub fn and(&self, other: &CpuMask) -> CpuMask {
         CpuMask(std::array::from_fn(|i| self.0[i] & other.0[i]))
+    }
+
+    /// Returns the mask as bytes, native-endian.
+    pub fn to_bytes(&self) -> [u8; CpuMask::BYTES] {
+        let mut bytes = [0; CpuMask::BYTES];
+        for (word, bytes) in self.0.iter().zip(bytes.as_chunks_mut().0) {
+            *bytes = word.to_ne_bytes();
+        }
+        bytes
+    }
+
+    /// Returns the mask with these bytes.
+    pub fn from_bytes(bytes: &[u8; CpuMask::BYTES]) -> CpuMask {
+        let words = bytes.as_chunks().0;
+        CpuMask(std::array::from_fn(|at| u64::from_ne_bytes(words[at])))
     }
 
     /// Returns whether the mask contains no CPU.
@@ -160,6 +177,7 @@ mod tests {
             assert!(only.contains(last) && !only.is_empty());
             assert!(only.is_subset(&all.into_iter().collect()));
             assert!(!only.is_subset(&CpuMask::EMPTY) && CpuMask::EMPTY.is_subset(&only));
+            assert_eq!(CpuMask::from_bytes(&only.to_bytes()), only);
         })
         .join()
         .unwrap();

@@ -92,19 +92,36 @@ pub fn ran() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
-/// Returns for how many nanoseconds since its start the calling thread was ready to run but had no CPU. Returns `None` where the
-/// kernel does not count that.
-pub fn waited_ns() -> Option<u64> {
-    let file = open("/proc/thread-self/schedstat").ok()?;
+/// What a thread has done since its start, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ThreadTimes {
+    /// Time on a CPU.
+    pub ran_ns: u64,
+    /// Time in which the thread was ready to run but had no CPU.
+    pub waited_ns: u64,
+}
+
+/// Returns the times of the calling thread. Returns `None` where the kernel does not count them. Allocates nothing.
+pub fn own_times() -> Option<ThreadTimes> {
+    times_at("/proc/thread-self/schedstat")
+}
+
+/// Returns the times of the thread with this id, as [`own_times`]. Returns `None` also if there is no such thread, or it has not run yet.
+pub fn times_of(tid: u32) -> Option<ThreadTimes> {
+    times_at(&format!("/proc/{tid}/schedstat"))
+}
+
+fn times_at(path: &str) -> Option<ThreadTimes> {
+    let file = open(path).ok()?;
     let mut buffer = [0u8; 128];
     let length = read(&file, &mut buffer).ok()?;
     let mut fields = std::str::from_utf8(&buffer[..length])
         .ok()?
         .split_ascii_whitespace();
-    let ran: u64 = fields.next()?.parse().ok()?;
-    let waited = fields.next()?.parse().ok()?;
-    // The calling thread has run, so 0 means that the kernel does not count.
-    (ran > 0).then_some(waited)
+    let ran_ns: u64 = fields.next()?.parse().ok()?;
+    let waited_ns = fields.next()?.parse().ok()?;
+    // A thread that uses data has run, so 0 means that the kernel does not count.
+    (ran_ns > 0).then_some(ThreadTimes { ran_ns, waited_ns })
 }
 
 fn open(path: &str) -> io::Result<OwnedFd> {
@@ -165,10 +182,23 @@ mod tests {
     }
 
     #[test]
-    fn waiting_only_grows() {
-        // If the kernel does not count, both values are `None`.
-        let first = waited_ns();
-        std::thread::yield_now();
-        assert!(first <= waited_ns().or(first));
+    fn the_times_of_a_thread_only_grow_and_others_see_them() {
+        // The kernel may not yet have counted anything of a new thread.
+        while ran() < Duration::from_millis(20) {}
+        // If the kernel does not count, all values are `None`.
+        let first = own_times();
+        while ran() < Duration::from_millis(40) {}
+        let seen = times_of(crate::affinity::current_tid());
+        let last = own_times();
+        assert_eq!(
+            (first.is_some(), last.is_some()),
+            (seen.is_some(), seen.is_some())
+        );
+        if let (Some(first), Some(seen), Some(last)) = (first, seen, last) {
+            assert!(first.ran_ns <= seen.ran_ns && seen.ran_ns <= last.ran_ns);
+            assert!(first.waited_ns <= seen.waited_ns && seen.waited_ns <= last.waited_ns);
+            assert!(last.ran_ns >= 10_000_000, "{last:?}");
+        }
+        assert_eq!(times_of(u32::MAX), None);
     }
 }

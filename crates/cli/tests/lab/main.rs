@@ -7,6 +7,7 @@
 #[path = "../support/commands.rs"]
 mod commands;
 mod daemon;
+mod dynamic;
 mod guest;
 mod machine;
 mod network;

@@ -11,6 +11,7 @@ mod calls;
 mod coherent;
 #[path = "../support/commands.rs"]
 mod commands;
+mod companions;
 mod compile;
 mod copies;
 mod crash;

@@ -1,5 +1,6 @@
 //! Tests that start this test program again, in other processes that take a role in the test, and their common functions.
 
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -16,15 +17,25 @@ pub fn from_environment(name: &str) -> Option<u64> {
 
 /// Returns a command that runs the test `name` with the role's arguments, under `jericho run` if `inline`.
 pub fn command(name: &str, role: &[&str], inline: bool) -> Command {
-    let me = std::env::current_exe().expect("this program has a path");
-    let mut command = if inline {
-        let [jericho, run, dashes] = again::run_prefix();
-        let mut command = Command::new(jericho);
-        command.args([run, dashes]).arg(me);
-        command
-    } else {
-        Command::new(me)
-    };
+    match inline {
+        true => command_under(name, role, &[]),
+        false => with_role(Command::new(me()), name, role),
+    }
+}
+
+/// Does the same under `jericho run` with options.
+pub fn command_under(name: &str, role: &[&str], options: &[&str]) -> Command {
+    let [jericho, run, dashes] = again::run_prefix();
+    let mut command = Command::new(jericho);
+    command.arg(run).args(options).arg(dashes).arg(me());
+    with_role(command, name, role)
+}
+
+fn me() -> PathBuf {
+    std::env::current_exe().expect("this program has a path")
+}
+
+fn with_role(mut command: Command, name: &str, role: &[&str]) -> Command {
     command
         .args([name, "--exact", "--ignored", "--nocapture"])
         .env(ROLE, role.join("\t"));

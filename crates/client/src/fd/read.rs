@@ -7,6 +7,7 @@ use jericho_shm::Call;
 use jericho_sys::files::{self, Result};
 
 use super::buffers::{PARTS_MAX, is_fit, total};
+use super::companions;
 use super::early::{self, CallKind, CallPath, ordinary};
 use super::kernel_path::{errno_after, from_kernel};
 use super::offset::with_offset;
@@ -180,6 +181,7 @@ fn read_at(
             let calls = u64::from(read.rest.is_none());
             thread.account(&file, false, at..at + read.done as u64, calls);
             read_ahead(open, session, &file, at, out.len(), &read);
+            companions::bring_if_due(thread, open, session);
             match read.rest {
                 None => return Some(Ok(read.done)),
                 Some(why) => {
@@ -221,6 +223,7 @@ fn read_parts_at(
                     u64::from(read.rest.is_none()),
                 );
                 read_ahead(open, session, &file, at, len, &read);
+                companions::bring_if_due(thread, open, session);
                 match read.rest {
                     None => return Some(Ok(read.done)),
                     Some(why) => why,

@@ -10,6 +10,7 @@ use crate::session::{self, devices};
 pub fn prepare() {
     devices::prepare();
     migration::policy_of_run();
+    migration::is_with_parent();
 }
 
 /// Keeps other threads from attaching while this one forks. The child would have no thread to finish an attachment in progress.

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use jericho_shm::{Call, SourceParts};
 use jericho_sys::files::{self, Result};
 
+use super::companions;
 use super::data::{Data, Written};
 use super::early::{self, CallKind, CallPath, ordinary};
 use super::kernel_write::write_by_kernel;
@@ -137,6 +138,7 @@ fn write_at(
             Route::Kernel(why) => why,
             Route::Inline(session, file) => {
                 give_back_copied(open, session);
+                companions::bring_if_due(thread, open, session);
                 let written = writable(open, facts, session, file)
                     .map_err(Failed::from)
                     .and_then(|file| write_inline(thread, open, facts, &file, data, at));

@@ -8,8 +8,10 @@
 //!    scheduler prefers to leave a thread where its caches are, so usually that is enough. No narrow mask stays that could do
 //!    harm when the thread computes, forks or starts threads.
 //! 2. When the scheduler has brought the thread back [`NUDGES`] times in short order, the migrator *holds* it: the mask stays
-//!    narrow. The migrator releases the thread when it uses other data, when it uses nothing for [`IDLE`], or when it waits for a
-//!    CPU while CPUs of other nodes are idle.
+//!    narrow. The migrator releases the thread when it uses other data, when it uses nothing for [`IDLE`], or when step 3 moves it.
+//! 3. Once each [`CHECK_EVERY`], the migrator compares what the thread's waiting for a CPU has cost with what remote access would cost
+//!    (`crowding`). It may nudge a thread from a node with too few CPUs to a node with idle ones, and it leaves a thread whose data is on a node with too
+//!    few CPUs where it is. Such a thread *works away*. Step 1 brings it back when there is room.
 //!
 //! Under *always* (as in the Jericho paper), the migrator holds the thread at the first access that finds it on another node,
 //! until the thread uses another node's data.
@@ -20,6 +22,9 @@
 //!   then leaves the thread alone for good.
 
 use jericho_sys::affinity::CpuMask;
+use jericho_sys::load::ThreadTimes;
+
+use super::crowding::{self, Candidate, Lap, Room};
 
 /// Threads are moved to nodes below this number. Data on higher nodes attracts no thread.
 pub const NODES: usize = 32;
@@ -49,16 +54,10 @@ pub const NUDGES: u32 = 3;
 const NUDGED_SOON: u64 = 4_000 * MS;
 /// A held thread that has used nothing for this long is released.
 pub const IDLE: u64 = 1_000 * MS;
-/// Time between two checks of a held thread's mask and waiting.
-const CHECK_EVERY: u64 = 250 * MS;
-/// A node whose CPUs were idle for less than this share of their time is full: no thread is moved there.
-const FULL: f32 = 0.05;
-/// A node whose CPUs were idle for more than this share of their time has room.
-const ROOM: f32 = 0.25;
-/// Share of its time that a held thread may wait for a CPU while there is room elsewhere.
-const WAIT_MAX: f32 = 0.25;
-/// Time without moves after a node was full, or after a held thread waited too long.
-pub const BACK_OFF: u64 = 5_000 * MS;
+/// Time between two checks of a held thread's mask, and the shortest lap.
+pub const CHECK_EVERY: u64 = 250 * MS;
+/// A longer lap tells nothing: the thread did something else for a while.
+const LAP_MAX: u64 = 4 * CHECK_EVERY;
 
 /// The world that a decision sees and changes, for one thread.
 pub trait World {
@@ -68,15 +67,25 @@ pub trait World {
     fn set_mask(&mut self, mask: &CpuMask) -> bool;
     /// Returns the CPUs of a node.
     fn cpus_of(&self, node: usize) -> CpuMask;
-    /// Returns the share (0 to 1) of recent time in which a node's CPUs were idle. Returns `None` when it is unknown.
-    fn idle_share(&mut self, now: u64, node: usize) -> Option<f32>;
+    /// Returns the node on which the thread runs now.
+    fn here(&mut self) -> Option<usize>;
+    /// Returns the room for threads on a node. Returns `None` when it is unknown.
+    fn room(&mut self, now: u64, node: usize) -> Option<Room>;
+    /// Records that the thread, which needs `cpus` CPUs, has been moved.
+    fn moves(&mut self, now: u64, from: Option<usize>, to: usize, cpus: f32);
+    /// Records how crowded the node is on which the thread runs, as its last lap shows.
+    fn saw(&mut self, node: usize, crowd: f32);
     /// Returns the remote bytes in the window that make a move to a node worth its cost, from where the thread runs now. Infinite if a move
     /// never pays.
     fn move_cost(&mut self, _node: usize) -> f32 {
         MOVE_COST
     }
-    /// Returns the nanoseconds that the thread has waited for a CPU in its life. Returns `None` when they are unknown.
-    fn waited_ns(&mut self) -> Option<u64>;
+    /// Returns the nanoseconds that a byte on node `data` costs more for a thread on node `at` than for one on `data`.
+    fn remote_ns(&mut self, at: usize, data: usize) -> f32;
+    /// Returns what the thread has done in its life. Returns `None` when that is unknown.
+    fn times(&mut self) -> Option<ThreadTimes>;
+    /// Returns a random number from 0 to below 1.
+    fn random(&mut self) -> f32;
 }
 
 /// Bytes used in a node, in a decaying window.
@@ -92,13 +101,21 @@ struct HeldThread {
     node: usize,
     found: CpuMask,
     set: CpuMask,
-    /// Held by policy *always*: waiting for a CPU does not release the thread.
+    /// Held by policy *always*: no check of waiting releases the thread.
     always: bool,
     /// Time at which the thread was last known to use something.
     used: u64,
-    /// Time of the last check of mask and waiting, and the thread's waiting time then.
+    /// Time of the last check of the mask.
     checked: u64,
-    waited: Option<u64>,
+}
+
+/// The begin of a lap.
+#[derive(Clone, Copy, Debug)]
+struct LapBegin {
+    at: u64,
+    times: Option<ThreadTimes>,
+    /// Bytes used since then.
+    bytes: f32,
 }
 
 /// The migrator's knowledge of one thread, and what it has done to it.
@@ -118,6 +135,11 @@ pub struct Migrator {
     refused: (usize, u64),
     /// The node of the last nudge, and the number of nudges to it in a row.
     nudged: (usize, u32),
+    lap: LapBegin,
+    /// The last whole lap, and its end.
+    last_lap: Option<(u64, Lap)>,
+    /// The node of its data, if the thread works elsewhere because that node has too few CPUs.
+    away_from: Option<usize>,
 }
 
 impl Default for Migrator {
@@ -143,12 +165,35 @@ impl Migrator {
             last_move: 0,
             refused: (NOWHERE, 0),
             nudged: (NOWHERE, 0),
+            lap: LapBegin {
+                at: 0,
+                times: None,
+                bytes: 0.0,
+            },
+            last_lap: None,
+            away_from: None,
         }
     }
 
     /// Returns the node on which the thread is held.
     pub fn held_on(&self) -> Option<usize> {
         self.held.map(|held| held.node)
+    }
+
+    /// Returns whether the thread is held under *always*.
+    pub fn is_held_always(&self) -> bool {
+        self.held.is_some_and(|held| held.always)
+    }
+
+    /// Returns whether the thread works on another node than that of its data because that node has too few CPUs.
+    pub fn works_away(&self) -> bool {
+        self.away_from.is_some()
+    }
+
+    /// Returns the node that has most of the data that the thread uses.
+    pub fn data_node(&self) -> Option<usize> {
+        let total = self.window.iter().map(|used| used.all).sum();
+        self.dominant(total).filter(|_| total > 0.0)
     }
 
     /// Returns whether the program was seen to choose the thread's CPUs.
@@ -187,6 +232,7 @@ impl Migrator {
     pub fn used(&mut self, node: usize, local: u64, remote: u64) {
         let used = &mut self.window[node.min(NOWHERE)];
         used.all += (local + remote) as f32;
+        self.lap.bytes += (local + remote) as f32;
         used.remote += remote as f32;
     }
 
@@ -196,6 +242,11 @@ impl Migrator {
             return;
         }
         let total: f32 = self.window.iter().map(|used| used.all).sum();
+        if let Some(lap) = self.end_lap(now, world)
+            && self.maybe_leave(now, total, &lap, world)
+        {
+            return;
+        }
         match self.held {
             None => self.maybe_move(now, total, world),
             Some(held) => self.maybe_release(now, total, held, world),
@@ -206,7 +257,9 @@ impl Migrator {
         if now < self.not_before {
             return;
         }
-        let Some(node) = self.dominant(total) else {
+        let node = self.dominant(total);
+        self.away_from = self.away_from.filter(|from| node == Some(*from));
+        let Some(node) = node else {
             return;
         };
         if self.window[node].remote < world.move_cost(node) {
@@ -214,8 +267,9 @@ impl Migrator {
         }
         // Whether this move succeeds or not, the next attempt waits.
         self.not_before = now + HOLD_MIN;
-        if world.idle_share(now, node).is_some_and(|idle| idle < FULL) {
-            self.not_before = now + BACK_OFF;
+        let here = world.here();
+        if !self.may_arrive(now, node, here, world) {
+            self.away_from = Some(node);
             return;
         }
         let again = self.nudged.0 == node && now - self.last_move < NUDGED_SOON;
@@ -227,7 +281,108 @@ impl Migrator {
         if nudges < NUDGES {
             self.release(world);
         }
+        self.away_from = None;
+        let lap = self.recent_lap(now);
+        world.moves(now, here, node, lap.map_or(1.0, |lap| lap.demand()));
         self.moved(now, again);
+    }
+
+    /// Returns whether the thread may move to its data on `node` now.
+    fn may_arrive(
+        &mut self,
+        now: u64,
+        node: usize,
+        here: Option<usize>,
+        world: &mut impl World,
+    ) -> bool {
+        let there = world.room(now, node).map(|room| Candidate {
+            node,
+            room,
+            more_ns: here.map_or(0.0, |here| -world.remote_ns(here, node)),
+        });
+        let room = here.and_then(|here| world.room(now, here));
+        let chance = crowding::arrive(self.recent_lap(now).as_ref(), room, there);
+        throw(chance, world)
+    }
+
+    /// Ends the lap if it is long enough, and begins the next one. Returns what the thread did in it.
+    fn end_lap(&mut self, now: u64, world: &mut impl World) -> Option<Lap> {
+        let begin = self.lap;
+        let elapsed = now - begin.at;
+        if elapsed < CHECK_EVERY {
+            return None;
+        }
+        let times = world.times();
+        self.lap = LapBegin {
+            at: now,
+            times,
+            bytes: 0.0,
+        };
+        self.last_lap = None;
+        let (before, after) = (begin.times?, times?);
+        if elapsed > LAP_MAX {
+            return None;
+        }
+        let ns = |before: u64, after: u64| after.saturating_sub(before).min(elapsed) as f32;
+        let lap = Lap {
+            elapsed: elapsed as f32,
+            ran: ns(before.ran_ns, after.ran_ns),
+            waited: ns(before.waited_ns, after.waited_ns),
+            bytes: begin.bytes,
+        };
+        self.last_lap = Some((now, lap));
+        Some(lap)
+    }
+
+    fn recent_lap(&self, now: u64) -> Option<Lap> {
+        let (ended, lap) = self.last_lap?;
+        (now - ended <= LAP_MAX).then_some(lap)
+    }
+
+    /// Nudges a thread that waits too much for CPUs to a node with idle ones. Returns whether it did.
+    fn maybe_leave(&mut self, now: u64, total: f32, lap: &Lap, world: &mut impl World) -> bool {
+        let is_always = self.held.is_some_and(|held| held.always);
+        let (Some(here), Some(home)) = (world.here(), self.dominant(total)) else {
+            return false;
+        };
+        if here == home {
+            self.away_from = None;
+        }
+        world.saw(here, lap.crowd());
+        if is_always || now < self.not_before || !crowding::waits(lap) {
+            return false;
+        }
+        let Some(mask) = self.held.map(|held| held.found).or_else(|| world.mask()) else {
+            return false;
+        };
+        let mut candidates = [None; NODES];
+        for (node, candidate) in candidates.iter_mut().enumerate() {
+            if node != here && !world.cpus_of(node).and(&mask).is_empty() {
+                let more_ns = world.remote_ns(node, home) - world.remote_ns(here, home);
+                *candidate = world.room(now, node).map(|room| Candidate {
+                    node,
+                    room,
+                    more_ns,
+                });
+            }
+        }
+        let room = world.room(now, here);
+        let Some(advice) = crowding::leave(lap, room, candidates.into_iter().flatten()) else {
+            return false;
+        };
+        if !throw(advice.chance, world) {
+            return false;
+        }
+        self.release(world);
+        if self.is_hands_off || !self.narrow(now, advice.node, false, world) {
+            return self.is_hands_off;
+        }
+        self.release(world);
+        self.away_from = (advice.node != home).then_some(home);
+        self.nudged = (advice.node, 1);
+        world.moves(now, Some(here), advice.node, lap.demand());
+        self.moved(now, false);
+        true
     }
 
     /// Delays the next move, and for longer when moves follow each other fast. Repeated nudges to one node do not lengthen the
@@ -252,11 +407,10 @@ impl Migrator {
             if world.mask() != Some(held.set) {
                 return self.leave_alone();
             }
-            if !held.always && self.waits_in_vain(now, held, world) {
-                self.release(world);
-                self.not_before = now + BACK_OFF;
-                return;
-            }
+            self.held = Some(HeldThread {
+                checked: now,
+                ..held
+            });
         }
         if self.window[held.node].all < LOST * total {
             self.release(world);
@@ -265,26 +419,6 @@ impl Migrator {
                 self.maybe_move(now, total, world);
             }
         }
-    }
-
-    /// Returns whether a held thread lost much of its time waiting for a CPU while CPUs of other nodes were idle.
-    fn waits_in_vain(&mut self, now: u64, held: HeldThread, world: &mut impl World) -> bool {
-        let waited = world.waited_ns();
-        self.held = Some(HeldThread {
-            checked: now,
-            waited,
-            ..held
-        });
-        let (Some(before), Some(waited)) = (held.waited, waited) else {
-            return false;
-        };
-        let share = waited.saturating_sub(before) as f32 / (now - held.checked) as f32;
-        let room = |node: usize| {
-            node != held.node
-                && !world.cpus_of(node).and(&held.found).is_empty()
-                && world.idle_share(now, node).is_some_and(|idle| idle > ROOM)
-        };
-        share > WAIT_MAX && (0..NODES).any(room)
     }
 
     /// Holds the thread on `home`, after an access under *always* to data of `home` found the thread on another node.
@@ -304,6 +438,7 @@ impl Migrator {
                 return;
             }
         }
+        self.away_from = None;
         if !self.narrow(now, home, true, world) {
             self.refused = (home, now + CHECK_EVERY);
         }
@@ -347,8 +482,6 @@ impl Migrator {
             always,
             used: now,
             checked: now,
-            // Read at the first check: most threads are not held that long.
-            waited: None,
         });
         true
     }
@@ -356,4 +489,9 @@ impl Migrator {
     fn dominant(&self, total: f32) -> Option<usize> {
         (0..NODES).find(|node| self.window[*node].all > DOMINANT * total)
     }
+}
+
+/// Returns true with this probability.
+fn throw(chance: f32, world: &mut impl World) -> bool {
+    chance >= 1.0 || chance > 0.0 && world.random() < chance
 }

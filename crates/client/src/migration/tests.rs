@@ -1,9 +1,9 @@
 use jericho_sys::affinity::CpuMask;
+use jericho_sys::load::ThreadTimes;
 use proptest::prelude::*;
 
-use super::migrator::{
-    BACK_OFF, HALF_LIFE, HOLD_MIN, IDLE, MOVE_COST, Migrator, NOWHERE, NUDGES, World,
-};
+use super::crowding::Room;
+use super::migrator::{HALF_LIFE, HOLD_MIN, IDLE, MOVE_COST, Migrator, NOWHERE, NUDGES, World};
 
 const MIB: u64 = 1 << 20;
 const MS: u64 = 1_000_000;
@@ -27,6 +27,8 @@ struct Machine {
     waited: u64,
     /// Number of reads of the mask.
     mask_reads: usize,
+    /// The nodes to which the migrator says that it has moved the thread.
+    moved_to: Vec<usize>,
 }
 
 impl Machine {
@@ -41,6 +43,7 @@ impl Machine {
             idle: [None; 4],
             waited: 0,
             mask_reads: 0,
+            moved_to: vec![],
         }
     }
 
@@ -106,12 +109,43 @@ impl World for Machine {
         }
     }
 
-    fn idle_share(&mut self, _now: u64, node: usize) -> Option<f32> {
-        self.idle[node]
+    fn here(&mut self) -> Option<usize> {
+        Some(self.node())
     }
 
-    fn waited_ns(&mut self) -> Option<u64> {
-        Some(self.waited)
+    fn room(&mut self, _now: u64, node: usize) -> Option<Room> {
+        Some(Room {
+            cpus: 4.0,
+            spare: 4.0 * (*self.idle.get(node)?)?,
+            left: 0.0,
+            crowd: None,
+        })
+    }
+
+    fn saw(&mut self, node: usize, crowd: f32) {
+        assert_eq!((node, crowd >= 1.0), (self.node(), true));
+    }
+
+    fn moves(&mut self, _now: u64, _from: Option<usize>, to: usize, cpus: f32) {
+        assert!((0.0..=1.0).contains(&cpus));
+        self.moved_to.push(to);
+    }
+
+    fn remote_ns(&mut self, at: usize, data: usize) -> f32 {
+        if at == data { 0.0 } else { 0.05 }
+    }
+
+    /// The thread is always ready to run.
+    fn times(&mut self) -> Option<ThreadTimes> {
+        Some(ThreadTimes {
+            ran_ns: self.now.saturating_sub(self.waited),
+            waited_ns: self.waited,
+        })
+    }
+
+    /// What may happen, happens.
+    fn random(&mut self) -> f32 {
+        0.0
     }
 }
 
@@ -122,6 +156,7 @@ fn a_thread_that_uses_one_other_node_is_moved_there_and_keeps_its_mask() {
         m.uses(&mut migrator, 2, MIB, MS);
     }
     assert_eq!((m.node(), m.mask, m.moves()), (2, m.own, 1));
+    assert_eq!(m.moved_to, [2]);
 }
 
 #[test]
@@ -196,50 +231,97 @@ fn a_held_thread_is_released_when_its_files_have_policy_never() {
     assert_eq!((migrator.held_on(), m.mask), (None, m.own));
 }
 
+/// Lets the thread use data of node 2 for a second, of which it waits half while it is there.
+fn crowded_second(m: &mut Machine, migrator: &mut Migrator) {
+    for _ in 0..1000 {
+        m.waited += if m.node() == 2 { MS / 2 } else { 0 };
+        m.uses(migrator, 2, MIB, MS);
+    }
+}
+
 #[test]
-fn a_held_thread_that_waits_beside_idle_cpus_is_released_and_not_moved_back_soon() {
+fn a_held_thread_that_waits_beside_idle_cpus_works_away_until_there_is_room() {
     let mut m = Machine::new();
     let mut migrator = held(&mut m);
-    let began = m.now;
-    for _ in 0..1000 {
-        m.waited += MS / 2;
-        m.uses(&mut migrator, 2, MIB, MS);
-    }
+    m.idle[2] = Some(0.0);
+    crowded_second(&mut m, &mut migrator);
     assert_eq!(migrator.held_on(), Some(2), "no node is known to be idle");
+    assert!(!migrator.works_away());
     m.idle[0] = Some(0.9);
+    crowded_second(&mut m, &mut migrator);
+    assert_eq!((migrator.held_on(), m.node(), m.mask), (None, 0, m.own));
+    let moves = m.moves();
+    for _ in 0..20 {
+        crowded_second(&mut m, &mut migrator);
+        assert!(migrator.works_away());
+    }
+    assert_eq!((m.node(), m.moves()), (0, moves), "its node stays full");
+    m.idle[2] = Some(0.5);
+    crowded_second(&mut m, &mut migrator);
+    assert_eq!((m.node(), m.mask), (2, m.own));
+    assert!(!migrator.works_away());
+    assert_eq!(m.moved_to[m.moved_to.len() - 2..], [0, 2]);
+}
+
+#[test]
+fn a_thread_that_waits_stays_when_remote_access_costs_more() {
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
+    (m.idle, m.cpu) = ([Some(0.9); 4], 8);
+    m.idle[2] = Some(0.0);
+    for _ in 0..10_000 {
+        m.waited += MS / 4;
+        // 8 GiB a second: remote access would cost 0.4 s.
+        m.uses(&mut migrator, 2, 8 * MIB, MS);
+    }
+    assert_eq!(m.sets, []);
     for _ in 0..1000 {
+        m.waited += if m.node() == 2 { MS / 2 } else { 0 };
+        m.uses(&mut migrator, 2, MIB, MS);
+    }
+    assert_ne!(m.node(), 2, "now it costs less");
+}
+
+#[test]
+fn a_thread_that_goes_and_comes_back_goes_less_and_less_often() {
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
+    m.cpu = 8;
+    // Each node seems to be full while the thread is there, and idle while it is not.
+    for _ in 0..60_000 {
+        for node in [0, 2] {
+            m.idle[node] = Some(if m.node() == node { 0.0 } else { 1.0 });
+        }
         m.waited += MS / 2;
         m.uses(&mut migrator, 2, MIB, MS);
-        m.cpu = if migrator.held_on().is_none() {
-            0
-        } else {
-            m.cpu
-        };
     }
-    assert_eq!((migrator.held_on(), m.mask), (None, m.own));
-    let last = m.sets[m.sets.len() - 1].0;
-    assert!(last > began);
-    // The wait is over, so the migrator may move the thread there again, but only after the back-off.
-    let before = m.sets.len();
-    while m.sets.len() == before {
+    assert!((4..20).contains(&m.moves()), "{} moves", m.moves());
+}
+
+#[test]
+fn where_all_nodes_are_full_a_thread_still_moves_to_its_data() {
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
+    m.idle = [Some(0.01); 4];
+    for _ in 0..100 {
         m.uses(&mut migrator, 2, MIB, MS);
     }
-    assert!(m.now >= last + BACK_OFF);
+    assert_eq!((m.node(), m.mask, m.moves()), (2, m.own, 1));
 }
 
 #[test]
 fn no_thread_is_moved_to_a_full_node() {
     let (mut m, mut migrator) = (Machine::new(), Migrator::new());
     m.idle[2] = Some(0.01);
+    m.idle[0] = Some(0.5);
     for _ in 0..10_000 {
         m.uses(&mut migrator, 2, MIB, MS);
     }
     assert_eq!(m.sets, []);
+    assert!(migrator.works_away());
     m.idle[2] = Some(0.5);
-    for _ in 0..2 * BACK_OFF / MS {
+    for _ in 0..1000 {
         m.uses(&mut migrator, 2, MIB, MS);
     }
     assert_eq!((m.node(), m.moves()), (2, 1));
+    assert!(!migrator.works_away());
 }
 
 #[test]
@@ -383,12 +465,32 @@ impl World for Measured {
         self.0.cpus_of(node)
     }
 
-    fn idle_share(&mut self, now: u64, node: usize) -> Option<f32> {
-        self.0.idle_share(now, node)
+    fn here(&mut self) -> Option<usize> {
+        self.0.here()
     }
 
-    fn waited_ns(&mut self) -> Option<u64> {
-        self.0.waited_ns()
+    fn room(&mut self, now: u64, node: usize) -> Option<Room> {
+        self.0.room(now, node)
+    }
+
+    fn moves(&mut self, now: u64, from: Option<usize>, to: usize, cpus: f32) {
+        World::moves(&mut self.0, now, from, to, cpus);
+    }
+
+    fn saw(&mut self, node: usize, crowd: f32) {
+        self.0.saw(node, crowd);
+    }
+
+    fn remote_ns(&mut self, at: usize, data: usize) -> f32 {
+        self.0.remote_ns(at, data)
+    }
+
+    fn times(&mut self) -> Option<ThreadTimes> {
+        self.0.times()
+    }
+
+    fn random(&mut self) -> f32 {
+        self.0.random()
     }
 
     fn move_cost(&mut self, _node: usize) -> f32 {

@@ -6,10 +6,14 @@ use std::time::Instant;
 
 use jericho_format::threads::ThreadPolicy;
 use jericho_sys::affinity::{self, CpuMask};
-use jericho_sys::{load, rseq};
+use jericho_sys::load::{self, ThreadTimes};
+use jericho_sys::rseq;
 
+use super::crowding::{Dice, Room};
 use super::migrator::{Migrator, NODES, NOWHERE, World};
-use super::nodes::{self, Idle, Nodes};
+use super::nodes::{self, Nodes};
+use super::policy;
+use super::rooms::Rooms;
 
 /// Bytes of use after which a thread's migration is decided again.
 const DECIDE_BYTES: u32 = 2 << 20;
@@ -17,6 +21,9 @@ const DECIDE_BYTES: u32 = 2 << 20;
 const ACCESS_BYTES: u32 = 256;
 /// The most that one access counts, so that sums do not overflow.
 const ACCESS_BYTES_MAX: usize = 16 << 20;
+
+/// Shortest time between two requests for a thread's companions, in nanoseconds.
+const COMPANIONS_EVERY: u64 = 250_000_000;
 
 /// Values of `ThreadUse::due`. Homes have 16 bits, so they differ from both.
 const NOTHING: u32 = u32::MAX;
@@ -32,6 +39,12 @@ pub struct ThreadUse {
     /// The work of `migrate_if_due`: `NOTHING`, `DECISION`, or the home of a remote access under *always*.
     due: Cell<u32>,
     is_held: Cell<bool>,
+    is_held_always: Cell<bool>,
+    /// The thread works on another node than that of its data, because that node has too few CPUs.
+    works_away: Cell<bool>,
+    /// The node to which the thread's companions should come (`NOTHING`: none), and when the thread last had one.
+    companions_due: Cell<u32>,
+    companions_at: Cell<u64>,
     migrator: RefCell<Migrator>,
 }
 
@@ -43,6 +56,10 @@ impl ThreadUse {
             sum: Cell::new(0),
             due: Cell::new(NOTHING),
             is_held: Cell::new(false),
+            is_held_always: Cell::new(false),
+            works_away: Cell::new(false),
+            companions_due: Cell::new(NOTHING),
+            companions_at: Cell::new(0),
             migrator: RefCell::new(Migrator::new()),
         }
     }
@@ -120,6 +137,50 @@ impl ThreadUse {
             migrator.hold_on(now, due as usize, &mut world);
         }
         self.is_held.set(migrator.held_on().is_some());
+        self.is_held_always.set(migrator.is_held_always());
+        self.works_away.set(migrator.works_away());
+        if policy::is_with_parent() {
+            self.note_companions(
+                now,
+                migrator
+                    .data_node()
+                    .filter(|node| world.here() == Some(*node)),
+            );
+        }
+    }
+
+    /// Notes that the companions should come to `node`, on which the thread and its data are.
+    fn note_companions(&self, now: u64, node: Option<usize>) {
+        if let Some(node) = node
+            && now - self.companions_at.get() >= COMPANIONS_EVERY
+        {
+            self.companions_at.set(now);
+            self.companions_due.set(node as u32);
+        }
+    }
+
+    /// Returns the node to which the thread's companions should come, if it is time to ask for that, and whether the thread's policy is *always*.
+    #[inline]
+    pub fn take_companions(&self) -> Option<(u16, bool)> {
+        match self.companions_due.get() {
+            NOTHING => None,
+            node => {
+                self.companions_due.set(NOTHING);
+                Some((node as u16, self.is_held_always.get()))
+            }
+        }
+    }
+
+    /// Returns whether the thread works on another node than that of its data because that node has too few CPUs.
+    #[inline]
+    pub fn works_away(&self) -> bool {
+        self.works_away.get()
+    }
+
+    /// Returns whether the next call must take the long path, which migrates the thread and asks for its companions.
+    #[inline]
+    pub fn needs_long_path(&self) -> bool {
+        self.is_due() || self.companions_due.get() != NOTHING
     }
 
     /// Does the work of `migration::release`.
@@ -171,7 +232,9 @@ fn now() -> u64 {
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1
 }
 
-static IDLE: Idle = Idle::new();
+static ROOMS: Rooms = Rooms::new();
+
+thread_local!(static DICE: Cell<Option<Dice>> = const { Cell::new(None) });
 
 /// The calling thread.
 struct Myself {
@@ -191,15 +254,40 @@ impl World for Myself {
         self.nodes.cpus_of(node)
     }
 
-    fn idle_share(&mut self, now: u64, node: usize) -> Option<f32> {
-        IDLE.share(now, self.nodes, node)
+    fn here(&mut self) -> Option<usize> {
+        self.nodes.node_of(rseq::current_cpu())
+    }
+
+    fn room(&mut self, now: u64, node: usize) -> Option<Room> {
+        ROOMS.room(now, self.nodes, node)
+    }
+
+    fn moves(&mut self, now: u64, from: Option<usize>, to: usize, cpus: f32) {
+        ROOMS.moves(now, from, to, cpus);
+    }
+
+    fn saw(&mut self, node: usize, crowd: f32) {
+        ROOMS.saw(node, crowd);
     }
 
     fn move_cost(&mut self, node: usize) -> f32 {
-        nodes::move_bytes(self.nodes.node_of(rseq::current_cpu()), node)
+        nodes::move_bytes(self.here(), node)
     }
 
-    fn waited_ns(&mut self) -> Option<u64> {
-        load::waited_ns()
+    fn remote_ns(&mut self, at: usize, data: usize) -> f32 {
+        nodes::remote_ns(at, data)
+    }
+
+    fn times(&mut self) -> Option<ThreadTimes> {
+        load::own_times()
+    }
+
+    fn random(&mut self) -> f32 {
+        DICE.with(|dice| {
+            let mut thrown = dice.get().unwrap_or(Dice::new(affinity::current_tid()));
+            let number = thrown.throw();
+            dice.set(Some(thrown));
+            number
+        })
     }
 }

@@ -60,7 +60,8 @@ impl Session {
         jericho_sys::rseq::current_cpu();
         let may_migrate = migration::learn(Nodes::new(|cpu| control.node_of_cpu(cpu)));
         if may_migrate {
-            migration::learn_costs(MoveBytes::new(|from, to| control.move_cost(from, to)));
+            let cost = |from, to| control.move_cost(from, to);
+            migration::learn_costs(MoveBytes::new(cost, control.move_ns()));
         }
         Session {
             may_migrate,

@@ -56,6 +56,10 @@ impl Thread {
             self.migration.cell(policy, home, node)
         });
         let (block, alone) = self.block_of(session);
+        if self.migration.works_away() {
+            let now_s = jericho_sys::files::coarse_realtime_ns() / 1_000_000_000;
+            session.area.works_away(block, now_s);
+        }
         AccessTally {
             counter: session.area.counter(block, slice),
             alone,

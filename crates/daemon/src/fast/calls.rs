@@ -90,7 +90,14 @@ impl Fast {
                     Answer::default()
                 }));
             }
+            // `Mounted::call` has ordered it.
+            Call::Companions { .. } => reply(Answer::default()),
         }
+    }
+
+    /// Returns whether a thread belongs to the client with an owner number of this instance of the daemon.
+    pub fn has_client_thread(&self, (owner, instance): (u16, u64), thread: u32) -> bool {
+        instance == self.control.instance() && self.is_client_thread(owner, thread)
     }
 
     /// Answers a call in which a client names itself by its owner number and by the daemon's instance. Refuses the call unless

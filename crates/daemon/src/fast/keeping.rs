@@ -46,6 +46,7 @@ impl Fast {
     fn hand_segments(&self, connection: &Connection, slices: usize) -> io::Result<()> {
         let own = Process::open(std::process::id())?;
         connection.send(&KeeperMessage::Daemon.encode(), &[own.as_fd()])?;
+        connection.send(&KeeperMessage::Masks.encode(), &[self.masks.fd()])?;
         let mut segments = vec![
             (Segment::Control, self.control.mapping()),
             (Segment::Slots, self.slots.mapping()),

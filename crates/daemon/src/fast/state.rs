@@ -13,6 +13,7 @@ use jericho_format::threads::ThreadPolicy;
 use jericho_fs::types::Ino;
 use jericho_shm::{Control, Slot, SlotInfo, Slots};
 use jericho_sys::affinity::CpuMask;
+use jericho_sys::files;
 use jericho_topology::NodeId;
 use parking_lot::Mutex;
 
@@ -28,6 +29,7 @@ use super::wishers::Wishers;
 use crate::counters::MountCounts;
 use crate::kernel_cache::KernelCache;
 use crate::move_costs::MoveCosts;
+use crate::narrow_masks::MaskNotes;
 use crate::volume::OpenVolume;
 
 /// Name of the segments' memfds.
@@ -45,6 +47,8 @@ pub struct Moment(u64);
 pub(crate) struct Fast {
     pub(super) control: Control,
     pub(super) slots: Slots,
+    /// Notes of the masks that the daemon has narrowed, for the keeper.
+    pub(super) masks: Arc<MaskNotes>,
     /// The users whose processes are served.
     pub(super) trusted: Trusted,
     pub(super) tokens: Tokens,
@@ -107,6 +111,7 @@ impl Fast {
         Ok(Fast {
             control: Control::create(NAME, &geometry, SLOTS, &cpu_nodes, instance)?,
             slots: Slots::create(NAME, SLOTS)?,
+            masks: Arc::new(MaskNotes::new()?),
             trusted,
             tokens: Tokens::default(),
             files: Files::default(),
@@ -160,6 +165,7 @@ impl Fast {
                 self.control.set_move_cost(from, to, costs.of(from, to));
             }
         }
+        self.control.set_move_ns(costs.move_ns);
     }
 
     /// Returns the file's slot, if it has one.
@@ -242,6 +248,22 @@ impl Fast {
     /// Returns the counters of the clients.
     pub fn client_stats(&self) -> Vec<ClientStat> {
         self.clients.lock().stats(self.volume.slices.len())
+    }
+
+    /// Returns the number of clients' threads that work on other nodes than their data because those have too few CPUs.
+    pub fn clients_away(&self) -> u64 {
+        let now_s = files::coarse_realtime_ns() / 1_000_000_000;
+        let clients = self.clients.lock();
+        let away = clients
+            .by_owner
+            .values()
+            .map(|client| client.area.count_away(now_s) as u64);
+        away.sum()
+    }
+
+    /// Returns the notes of the masks that the daemon has narrowed.
+    pub fn masks(&self) -> Arc<MaskNotes> {
+        self.masks.clone()
     }
 
     /// Returns the local and remote pages that clients, including ended ones, have accessed inline in a slice.

@@ -4,10 +4,13 @@ use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 
 use jericho_shm::Area;
+use jericho_sys::affinity;
 use jericho_sys::process::Process;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::*;
+use crate::narrow_masks::{MaskNotes, NarrowMask};
+use crate::tasks::{self, Task};
 
 /// Longest wait for an event that must happen.
 const LONG: Duration = Duration::from_secs(60);
@@ -102,6 +105,31 @@ fn programs_are_revoked_although_a_message_cannot_be_received() {
     let (len, _) = bed.connection.receive(&mut [0; KEEPER_BYTES]).unwrap();
     assert_eq!(len, 0);
     bed.kill_daemon();
+}
+
+#[test]
+fn a_thread_whose_mask_the_killed_daemon_has_narrowed_gets_it_back() {
+    let program = Command::new("cat").stdin(Stdio::piped()).spawn();
+    let mut program = program.unwrap();
+    let (task, _) = Task::find(program.id()).unwrap();
+    let original = affinity::mask(Some(task.tid)).unwrap();
+    let first = affinity::get(Some(task.tid)).unwrap()[0];
+    let mask = NarrowMask {
+        task,
+        original,
+        narrowed: [first].into_iter().collect(),
+        since_ticks: tasks::now_ticks().unwrap(),
+    };
+    let bed = Bed::new();
+    let notes = MaskNotes::new().unwrap();
+    let message = KeeperMessage::Masks.encode();
+    bed.connection.send(&message, &[notes.fd()]).unwrap();
+    notes.narrow(&mask).unwrap();
+    assert_eq!(affinity::get(Some(task.tid)).unwrap(), [first]);
+    bed.kill_daemon();
+    assert_eq!(affinity::mask(Some(task.tid)).unwrap(), original);
+    program.kill().unwrap();
+    program.wait().unwrap();
 }
 
 #[test]

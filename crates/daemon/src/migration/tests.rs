@@ -1,6 +1,11 @@
 use std::io::{Read, Write};
 
+use jericho_sys::affinity;
+
+use super::placer::{Migrated, PAUSE};
 use super::*;
+use crate::narrow_masks::NarrowMask;
+use crate::tasks::{self, Task};
 
 fn time(base: Instant, ms: u64) -> Instant {
     base + Duration::from_millis(ms)
@@ -97,16 +102,12 @@ impl Drop for Program {
 
 /// Returns the state of a `placer` on a machine on which each CPU is a node, a CPU on which the program is not, and all CPUs of
 /// its mask. Returns `None` on a machine with one CPU, on which no thread can move.
-fn migrations(program: &Program) -> Option<(Migrations, u32, Vec<u32>)> {
+fn migrations(program: &Program) -> Option<(Placer, u32, Vec<u32>)> {
     let all = program.cpus();
-    let context = PlacerContext {
-        nodes: Nodes::new(|cpu| cpu as u16),
-        node_of_cpu: (0..=CpuMask::CPU_MAX).map(|cpu| cpu as u16).collect(),
-        idle: Idle::new(),
-        is_left_out: OnceLock::new(),
-        counts: Arc::default(),
-        start: Instant::now(),
-    };
+    let nodes = Nodes::new(|cpu| cpu as u16);
+    let masks = Arc::new(MaskNotes::new().unwrap());
+    let costs = MoveCosts::default();
+    let context = PlacerContext::new(nodes, &costs, Arc::default(), masks, false);
     let (_, on) = Task::find(program.tid()).unwrap();
     let elsewhere = |cpu: &u32| *cpu != on && *cpu < NODES as u32;
     let Some(other) = all.iter().copied().find(elsewhere) else {
@@ -114,13 +115,20 @@ fn migrations(program: &Program) -> Option<(Migrations, u32, Vec<u32>)> {
         assert_eq!(all, [on]);
         return None;
     };
-    Some((Migrations::new(Arc::new(context)), other, all))
+    Some((Placer::new(Arc::new(context)), other, all))
 }
 
 fn order(program: &Program, cpu: u32) -> Order {
+    order_of(program.tid(), cpu as u16)
+}
+
+fn order_of(tid: u32, node: u16) -> Order {
     Order {
-        tid: program.tid(),
-        node: cpu as u16,
+        tid,
+        node,
+        policy: ThreadPolicy::Adaptive,
+        inline: false,
+        bytes: BYTES_MIN,
     }
 }
 
@@ -131,7 +139,7 @@ fn a_thread_of_another_process_is_migrated_and_gets_its_mask_back() {
         return;
     };
     let now = Instant::now();
-    migrations.migrate(&order(&program, cpu), now);
+    migrations.serve(&order(&program, cpu), now);
     assert_eq!(program.cpus(), [cpu]);
     // The thread sleeps, so it has not moved.
     migrations.restore_masks(Migrated::has_moved);
@@ -146,13 +154,13 @@ fn a_thread_of_another_process_is_migrated_and_gets_its_mask_back() {
     );
     // The pause holds for every node.
     let other = all.iter().copied().find(|c| *c != cpu).unwrap();
-    migrations.migrate(&order(&program, other), now + PAUSE / 2);
+    migrations.serve(&order(&program, other), now + PAUSE / 2);
     assert_eq!(program.cpus(), all);
-    migrations.migrate(&order(&program, other), now + PAUSE);
+    migrations.serve(&order(&program, other), now + PAUSE);
     assert_eq!(program.cpus(), [other]);
     migrations.restore_masks(|_| true);
     assert_eq!(program.cpus(), all);
-    assert_eq!(migrations.context.counts.values().threads_moved, 2);
+    assert_eq!(migrations.context.counts().threads_moved, 2);
 }
 
 #[test]
@@ -162,13 +170,13 @@ fn a_thread_whose_program_sets_another_mask_is_left_alone_for_good() {
         return;
     };
     let now = Instant::now();
-    migrations.migrate(&order(&program, cpu), now);
+    migrations.serve(&order(&program, cpu), now);
     let other: Vec<u32> = all.iter().copied().filter(|c| *c != cpu).take(1).collect();
     affinity::set(Some(program.tid()), &other).unwrap();
     migrations.restore_masks(|_| true);
     assert_eq!(program.cpus(), other);
     affinity::set(Some(program.tid()), &all).unwrap();
-    migrations.migrate(&order(&program, cpu), now + Duration::from_secs(60));
+    migrations.serve(&order(&program, cpu), now + Duration::from_secs(60));
     assert_eq!(program.cpus(), all);
 }
 
@@ -193,16 +201,19 @@ fn threads_that_a_migrated_thread_starts_get_the_mask_back_too_and_older_threads
         let younger = Program::start();
         assert_eq!(younger.cpus(), [cpu]);
         let now = Instant::now();
-        migrations.threads.push(Migrated {
+        let mask = NarrowMask {
             task: me,
-            node: cpu as u16,
             original,
             narrowed,
+            since_ticks: since,
+        };
+        migrations.threads.push(Migrated {
+            mask,
+            note: migrations.context.note(&mask),
+            node: cpu as usize,
             begun: now,
-            narrowed_ticks: since,
             not_before: now,
             repeats: 0,
-            is_narrow: true,
             left_alone: false,
         });
         migrations.restore_masks(|_| true);
@@ -211,6 +222,75 @@ fn threads_that_a_migrated_thread_starts_get_the_mask_back_too_and_older_threads
     })
     .join()
     .unwrap();
+}
+
+/// Keeps a CPU busy until dropped.
+struct Busy(Arc<AtomicBool>, Option<JoinHandle<()>>);
+
+impl Busy {
+    fn new(cpu: u32) -> Busy {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let seen = is_over.clone();
+        let spin = move || {
+            affinity::set(None, &[cpu]).unwrap();
+            while !seen.load(Relaxed) {
+                std::hint::spin_loop();
+            }
+        };
+        Busy(is_over, Some(std::thread::spawn(spin)))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+        self.1.take().map(JoinHandle::join).unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_thread_works_away_from_a_node_with_busy_cpus_unless_it_needs_little() {
+    let program = Program::start();
+    let Some((mut migrations, cpu, all)) = migrations(&program) else {
+        return;
+    };
+    let _busy = Busy::new(cpu);
+    let is_busy = |migrations: &Placer| {
+        let room = migrations.context.room(cpu as usize);
+        room.is_some_and(|room| room.spare < 0.1)
+    };
+    let begun = Instant::now();
+    while !is_busy(&migrations) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "never busy");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let now = Instant::now();
+    // Nothing is known of the thread yet, so it may need a CPU.
+    migrations.serve(&order(&program, cpu), now);
+    assert_eq!(
+        (program.cpus(), migrations.context.count_away(now)),
+        (all, 1)
+    );
+    // It sleeps.
+    let later = now + Duration::from_millis(300);
+    migrations.serve(&order(&program, cpu), later);
+    assert_eq!(program.cpus(), [cpu]);
+    assert_eq!(migrations.context.count_away(later), 0);
+}
+
+#[test]
+fn under_always_a_thread_is_migrated_to_a_busy_node() {
+    let program = Program::start();
+    let Some((mut migrations, cpu, _)) = migrations(&program) else {
+        return;
+    };
+    let _busy = Busy::new(cpu);
+    let always = Order {
+        policy: ThreadPolicy::Always,
+        ..order(&program, cpu)
+    };
+    migrations.serve(&always, Instant::now());
+    assert_eq!(program.cpus(), [cpu]);
 }
 
 #[test]
@@ -222,17 +302,11 @@ fn threads_of_a_program_on_the_fast_path_migrate_themselves() {
     let (pid, is_client) = (program.tid(), Arc::new(AtomicBool::new(true)));
     let client = is_client.clone();
     let left_out = move |process| process == pid && client.load(Relaxed);
-    assert!(
-        migrations
-            .context
-            .is_left_out
-            .set(Box::new(left_out))
-            .is_ok()
-    );
-    migrations.migrate(&order(&program, cpu), Instant::now());
+    migrations.context.leave_out(Box::new(left_out));
+    migrations.serve(&order(&program, cpu), Instant::now());
     assert_eq!(program.cpus(), all);
     is_client.store(false, Relaxed);
-    migrations.migrate(&order(&program, cpu), Instant::now());
+    migrations.serve(&order(&program, cpu), Instant::now());
     assert_eq!(program.cpus(), [cpu]);
 }
 
@@ -243,17 +317,11 @@ fn the_placer_ends_with_the_mount_and_leaves_no_mask_narrow() {
     let migrator = Migrator::new(&topology, Arc::default());
     let all = program.cpus();
     for node in [0, 1] {
-        migrator.order(Order {
-            tid: program.tid(),
-            node,
-        });
+        migrator.order(order_of(program.tid(), node));
     }
     migrator.close();
     assert_eq!(program.cpus(), all);
-    migrator.order(Order {
-        tid: program.tid(),
-        node: 0,
-    });
+    migrator.order(order_of(program.tid(), 0));
     assert!(
         migrator.migrations.lock().is_none(),
         "the migrator does not start again"

@@ -1,0 +1,255 @@
+//! How much room the nodes' CPUs have for further threads: their idle time, and the threads of this process that have moved since it was read.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use jericho_sys::load::{self, CpuTime};
+
+use super::crowding::Room;
+use super::migrator::NODES;
+use super::nodes::Nodes;
+
+/// Shortest time between two readings of /proc/stat in a process, in nanoseconds.
+const READ_EVERY: u64 = 1_000_000_000;
+/// Age at which a reading is of no use.
+const STALE: u64 = 5 * READ_EVERY;
+
+/// Thousandths of CPUs.
+type Milli = AtomicU32;
+
+/// The room on each node. Moves of this process's threads count at once, so that not all of its threads take the same idle CPU.
+pub struct Rooms {
+    /// When the times were read; 0: never.
+    read_at: AtomicU64,
+    nodes: [NodeRoom; NODES],
+    /// The last reading.
+    times: Mutex<[NodeTime; NODES]>,
+}
+
+struct NodeRoom {
+    /// Idle share between the last two readings, in thousandths plus one; 0: unknown.
+    idle: AtomicU32,
+    /// Number of the node's CPUs.
+    cpus: AtomicU32,
+    /// What threads need that have come, as far as the idle share does not have it.
+    came: Milli,
+    /// The part of it that the next idle share will not have either: a thread that comes late in the time between two readings.
+    came_late: Milli,
+    /// What threads needed that have left since the last reading.
+    left: Milli,
+    /// The crowd that a thread saw last, since the last reading and before it, in thousandths; 0: none did.
+    crowd: AtomicU32,
+    crowd_before: AtomicU32,
+}
+
+/// The time of a node's CPUs since the start of the machine, in any unit.
+#[derive(Clone, Copy)]
+pub(super) struct NodeTime {
+    /// The sum over all CPUs.
+    pub time: CpuTime,
+    /// Number of CPUs.
+    pub cpus: u32,
+}
+
+const NO_TIME: NodeTime = NodeTime {
+    time: CpuTime { busy: 0, idle: 0 },
+    cpus: 0,
+};
+
+impl Default for Rooms {
+    fn default() -> Rooms {
+        Rooms::new()
+    }
+}
+
+impl Rooms {
+    /// Returns a table in which nothing is known.
+    pub const fn new() -> Rooms {
+        Rooms {
+            read_at: AtomicU64::new(0),
+            nodes: [const {
+                NodeRoom {
+                    idle: AtomicU32::new(0),
+                    cpus: AtomicU32::new(0),
+                    came: AtomicU32::new(0),
+                    came_late: AtomicU32::new(0),
+                    left: AtomicU32::new(0),
+                    crowd: AtomicU32::new(0),
+                    crowd_before: AtomicU32::new(0),
+                }
+            }; NODES],
+            times: Mutex::new([NO_TIME; NODES]),
+        }
+    }
+
+    /// Returns the room on a node. Reads the CPUs' times again when the last reading is a second old. Returns `None` before the second reading, when
+    /// the last two readings were too far apart, and for a node without CPUs.
+    pub fn room(&self, now: u64, nodes: &Nodes, node: usize) -> Option<Room> {
+        self.room_by(now, node, |times| read_times(nodes, times))
+    }
+
+    /// Does the same with times from `read`, which returns false if it fails.
+    pub(super) fn room_by(
+        &self,
+        now: u64,
+        node: usize,
+        read: impl FnOnce(&mut [NodeTime; NODES]) -> bool,
+    ) -> Option<Room> {
+        let at = self.read_at.load(Relaxed);
+        let age = now.saturating_sub(at);
+        if at == 0 || age >= READ_EVERY {
+            // One thread reads; the others use the stored values.
+            let won = self
+                .read_at
+                .compare_exchange(at, now.max(1), Relaxed, Relaxed);
+            if won.is_ok() {
+                self.update(read, at != 0 && age < STALE);
+            }
+        }
+        self.nodes.get(node)?.room()
+    }
+
+    /// Records that a thread of this process, which needs this many CPUs, moves between two nodes.
+    pub fn moves(&self, now: u64, from: Option<usize>, to: usize, cpus: f32) {
+        let milli = (cpus * 1000.0) as u32;
+        let age = now.saturating_sub(self.read_at.load(Relaxed));
+        let late = u64::from(milli) * age.min(READ_EVERY) / READ_EVERY;
+        if let Some(node) = self.nodes.get(to) {
+            node.came.fetch_add(milli, Relaxed);
+            node.came_late.fetch_add(late as u32, Relaxed);
+        }
+        if let Some(node) = from.and_then(|from| self.nodes.get(from)) {
+            node.left.fetch_add(milli, Relaxed);
+        }
+    }
+
+    /// Records how crowded a node is, as a thread on it has seen: how many threads that always run there are for each CPU.
+    pub fn saw(&self, node: usize, crowd: f32) {
+        if let Some(node) = self.nodes.get(node) {
+            node.crowd.store((crowd * 1000.0) as u32, Relaxed);
+        }
+    }
+
+    /// Reads the times. The shares since the last reading are known only if that reading `is_fresh`.
+    fn update(&self, read: impl FnOnce(&mut [NodeTime; NODES]) -> bool, is_fresh: bool) {
+        let Ok(mut last) = self.times.try_lock() else {
+            return;
+        };
+        let mut times = [NO_TIME; NODES];
+        let is_read = read(&mut times);
+        for ((node, new), old) in self.nodes.iter().zip(&times).zip(last.iter()) {
+            let idle = new.time.idle.saturating_sub(old.time.idle);
+            let all = new.time.busy.saturating_sub(old.time.busy) + idle;
+            let known = is_read && is_fresh && all > 0;
+            let thousandths = (idle * 1000).checked_div(all).unwrap_or(0) as u32;
+            node.set(known.then_some(thousandths), new.cpus);
+        }
+        *last = times;
+    }
+}
+
+fn read_times(nodes: &Nodes, times: &mut [NodeTime; NODES]) -> bool {
+    let read = load::cpu_times(|cpu, time| {
+        if let Some(sum) = nodes.node_of(cpu).and_then(|node| times.get_mut(node)) {
+            sum.time.busy += time.busy;
+            sum.time.idle += time.idle;
+            sum.cpus += 1;
+        }
+    });
+    read.is_ok()
+}
+
+impl NodeRoom {
+    fn room(&self) -> Option<Room> {
+        let idle = self.idle.load(Relaxed).checked_sub(1)?;
+        let cpus = self.cpus.load(Relaxed) as f32;
+        let milli = |count: &Milli| count.load(Relaxed) as f32 / 1000.0;
+        Some(Room {
+            cpus,
+            spare: (cpus * idle as f32 / 1000.0 - milli(&self.came)).max(0.0),
+            left: milli(&self.left),
+            crowd: [&self.crowd, &self.crowd_before]
+                .map(milli)
+                .into_iter()
+                .find(|crowd| *crowd > 0.0),
+        })
+    }
+
+    /// Takes the result of a reading: the idle share in thousandths, if it is known.
+    fn set(&self, thousandths: Option<u32>, cpus: u32) {
+        self.idle
+            .store(thousandths.map_or(0, |idle| idle + 1), Relaxed);
+        self.cpus.store(cpus, Relaxed);
+        self.came.store(self.came_late.swap(0, Relaxed), Relaxed);
+        self.left.store(0, Relaxed);
+        self.crowd_before
+            .store(self.crowd.swap(0, Relaxed), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_need_two_readings_and_none_that_is_stale() {
+        let nodes = Nodes::new(|_| 0);
+        let rooms = Rooms::new();
+        assert_eq!(rooms.room(1, &nodes, 0), None);
+        assert_eq!(rooms.room(READ_EVERY / 2, &nodes, 0), None, "too soon");
+        // Kernel ticks are long: repeats until the kernel has counted one.
+        let mut now = READ_EVERY + 1;
+        let room = loop {
+            if let Some(room) = rooms.room(now, &nodes, 0) {
+                break room;
+            }
+            now += READ_EVERY;
+        };
+        let mut cpus = 0;
+        load::cpu_times(|_, _| cpus += 1).unwrap();
+        assert_eq!(room.cpus, cpus as f32);
+        assert!((0.0..=room.cpus).contains(&room.spare), "{room:?}");
+        assert_eq!(rooms.room(now, &nodes, 1), None, "a node without CPUs");
+        assert_eq!(rooms.room(now + STALE, &nodes, 0), None, "too long ago");
+    }
+
+    #[test]
+    fn threads_that_move_take_room_until_the_idle_times_show_them() {
+        let rooms = Rooms::new();
+        let spare = |node: usize| rooms.nodes[node].room().map(|room| room.spare);
+        rooms.read_at.store(READ_EVERY, Relaxed);
+        rooms.nodes[1].set(Some(500), 8);
+        rooms.nodes[0].set(Some(0), 8);
+        assert_eq!(spare(1), Some(4.0));
+        // One comes after a quarter of the time, and one at its end.
+        rooms.moves(READ_EVERY * 5 / 4, Some(0), 1, 1.0);
+        rooms.moves(READ_EVERY * 2, Some(0), 1, 0.5);
+        assert_eq!(spare(1), Some(2.5));
+        assert_eq!(spare(0), Some(0.0), "a full node may still be full");
+        assert_eq!(rooms.nodes[0].room().map(|room| room.left), Some(1.5));
+        // The next idle share has three quarters of the first thread.
+        rooms.nodes[1].set(Some(400), 8);
+        assert_eq!(spare(1), Some(3.2 - 0.75));
+        rooms.nodes[1].set(Some(300), 8);
+        assert_eq!(spare(1), Some(2.4));
+        rooms.moves(READ_EVERY, None, 1, 5.0);
+        assert_eq!(spare(1), Some(0.0));
+    }
+
+    #[test]
+    fn what_a_thread_saw_of_a_crowd_is_known_until_the_second_reading_after_it() {
+        let rooms = Rooms::new();
+        let crowd = || rooms.nodes[0].room().and_then(|room| room.crowd);
+        rooms.nodes[0].set(Some(0), 8);
+        assert_eq!(crowd(), None);
+        rooms.saw(0, 2.5);
+        assert_eq!(crowd(), Some(2.5));
+        rooms.nodes[0].set(Some(0), 8);
+        assert_eq!(crowd(), Some(2.5));
+        rooms.saw(0, 4.0);
+        assert_eq!(crowd(), Some(4.0));
+        rooms.nodes[0].set(Some(0), 8);
+        rooms.nodes[0].set(Some(0), 8);
+        assert_eq!(crowd(), None);
+    }
+}
