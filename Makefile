@@ -34,7 +34,7 @@ help:
 	@echo 'make model-mutants  makes faults in a copy of that protocol, and expects make model to find them (7 minutes)'
 	@echo 'make crash-mutants  makes faults in a copy of the filesystem, and expects the test of power cuts to find them (10 minutes)'
 	@echo 'make programs  larger programs: Java and PostgreSQL (installs about 400 MB of packages; 2 minutes)'
-	@echo 'make lab       machines with NUMA nodes, emulated: are pages, threads, accesses and frames where they should be? (20 minutes; MACHINE=nodes|network|two-cpus; ONLY=name)'
+	@echo 'make lab       machines with NUMA nodes, emulated: are pages, threads, accesses and frames where they should be? (MACHINE=opteron: one of scripts/machines; ONLY=name; all: an hour)'
 	@echo 'make systemd   the systemd units, run by a systemd in a container: crashes, stops, restarts (as root or with sudo; half a minute; ONLY=name)'
 	@echo 'make fuzz      damaged volumes, hostile programs, strange kernels: libFuzzer for FUZZ_SECONDS=$(FUZZ_SECONDS) each (ONLY=name)'
 	@echo 'make conformance  pjdfstest on the mount by both transports; fsx there and under jericho run: a million operations, every byte compared; QEMU'"'"'s block tests on jericho nbd'
@@ -88,6 +88,7 @@ test: setup-test
 	scripts/with-ring off $(CARGO) test --workspace $(FAULTS) --no-fail-fast
 	scripts/with-ring on $(CARGO) test -p jericho-cli $(FAULTS) --no-fail-fast --test commands --test posix -- $(WITHOUT_RING)
 	scripts/with-ring on $(CARGO) test -p jericho-cli $(FAULTS) --test programs -- $(OVER_RING)
+	@CARGO='$(CARGO)' LAB_BUILD='$(FAULTS)' scripts/lab-test $(TARGET)/lab $(TARGET)/debug/jericho
 	@$(MAKE) --no-print-directory model
 
 # Uses a target directory of its own: the flag changes the build of every crate, so in a shared one each build would undo the other.
@@ -107,8 +108,8 @@ programs: setup-programs
 	$(CARGO) build --workspace $(FAULTS)
 	$(CARGO) test -p jericho-cli $(FAULTS) --test programs -- --ignored large::
 
-# Machines of make lab.
-MACHINE ?= nodes network two-cpus
+# Machines of make lab: all files in scripts/machines.
+MACHINE ?= $(notdir $(wildcard scripts/machines/*))
 
 lab: setup-lab
 	$(CARGO) build --release -p jericho-cli -p jericho-preload

@@ -48,7 +48,7 @@ pub fn ask(arguments: &str) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("jericho {arguments}: {e}: {text}"))
 }
 
-/// A mounted volume on the guest's disk. It is unmounted when dropped.
+/// A mounted volume on the guest's first disk. It is unmounted when dropped.
 pub struct Volume;
 
 impl Volume {
@@ -58,6 +58,13 @@ impl Volume {
         let volume = Volume;
         volume.mount();
         volume
+    }
+
+    /// Does the same, with a cache of this size for all slices together.
+    pub fn with_cache(size: &str) -> Volume {
+        jericho(&format!("format {DISK} --force"));
+        jericho(&format!("mount {DISK} {MNT} --cache {size}"));
+        Volume
     }
 
     pub fn mount(&self) {
@@ -79,6 +86,26 @@ impl Volume {
 
     pub fn check(&self) {
         jericho(&format!("check {DISK}"));
+    }
+
+    /// Writes files of `bytes` bytes, so many for each node, in a directory for each node. Returns them in the order of the nodes.
+    pub fn files_on_nodes(&self, nodes: usize, each: usize, bytes: usize) -> Vec<PathBuf> {
+        let mut dirs = vec![PathBuf::new(); nodes];
+        for number in 0..nodes {
+            let dir = PathBuf::from(format!("{MNT}/{number}"));
+            std::fs::create_dir(&dir).expect("mkdir");
+            let home = self.where_is(&dir)["home_node"].as_u64().expect("a node") as usize;
+            assert_eq!(dirs[home], PathBuf::new(), "two directories on node {home}");
+            dirs[home] = dir;
+        }
+        let files = dirs
+            .iter()
+            .flat_map(|dir| (0..each).map(|number| dir.join(number.to_string())));
+        let files: Vec<PathBuf> = files.collect();
+        for file in &files {
+            std::fs::write(file, vec![b'j'; bytes]).expect("write");
+        }
+        files
     }
 
     /// Writes one file of `mib` MiB on each node, in directories of their own. Returns the files in the order of the nodes. Their bytes
@@ -109,6 +136,15 @@ impl Volume {
     pub fn accesses(&self) -> [u64; 2] {
         let stat = self.stat();
         ["local", "remote"].map(|which| stat["locality"][which].as_u64().expect("a number"))
+    }
+
+    /// Returns how many pages were evicted so far.
+    pub fn evictions(&self) -> u64 {
+        let stat = self.stat();
+        let slices = stat["slices"].as_array().expect("slices").iter();
+        slices
+            .map(|slice| slice["evictions"].as_u64().expect("a number"))
+            .sum()
     }
 }
 

@@ -1,16 +1,26 @@
-//! Binding, placement and locality on a machine with several nodes. `make lab` runs this suite in a virtual machine with five nodes.
-//! Elsewhere its cases are ignored.
+//! Binding, placement and locality on machines with several nodes. `make lab` runs this suite in virtual machines: each of `scripts/machines` names
+//! the modules with its cases. Elsewhere the cases are ignored.
 //!
-//! Times mean nothing in the virtual machine. The cases compare the nodes of pages and threads, and shares of local accesses.
+//! Times mean nothing in a virtual machine. The cases compare the nodes of pages and threads, and shares of local accesses.
 #![forbid(unsafe_code)]
 
+mod accesses;
 #[path = "../support/commands.rs"]
 mod commands;
+mod controllers;
+mod costs;
+mod cxl;
 mod daemon;
 mod dynamic;
+mod evidence;
 mod guest;
+mod kernel_trace;
+mod locality;
 mod machine;
 mod network;
+mod nvdimm;
+mod opteron;
 mod pages;
 mod reader;
+mod shape;
 mod threads;

@@ -3,6 +3,7 @@
 use std::fs;
 
 use super::hosts::{NODES, node_of_cpu, on_host_of, pci_of};
+use crate::shape::parse_cpus;
 
 /// The pages of a process that the kernel was asked to take from one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,7 +71,7 @@ pub fn threads(pid: u64, prefix: &str) -> Vec<Thread> {
         let allowed = line("Cpus_allowed_list:")?.trim();
         // The name, in parentheses, may contain spaces. The CPU is the 39th field, the 37th after the name.
         let ran_on = stat.rsplit_once(") ")?.1.split(' ').nth(36)?;
-        let mut nodes: Vec<usize> = cpus(allowed).into_iter().map(node_of_cpu).collect();
+        let mut nodes: Vec<usize> = parse_cpus(allowed).into_iter().map(node_of_cpu).collect();
         nodes.sort();
         nodes.dedup();
         Some(Thread {
@@ -85,16 +86,6 @@ pub fn threads(pid: u64, prefix: &str) -> Vec<Thread> {
         .collect();
     threads.sort_by(|a, b| a.name.cmp(&b.name));
     threads
-}
-
-/// Parses a list of CPUs: `0-2,5`.
-fn cpus(list: &str) -> Vec<usize> {
-    let range = |part: &str| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let number = |text: &str| text.parse::<usize>().expect("a CPU");
-        number(first)..=number(last)
-    };
-    list.split(',').flat_map(range).collect()
 }
 
 /// Returns the node of an interface: that of its PCI function.

@@ -1,4 +1,4 @@
-//! Cases for the machine `network`: two hosts whose interfaces are on two nodes. The initiator is this process, or a daemon, and the target is in the network
+//! Cases for the machine `nics`: two hosts whose interfaces are on two nodes. The initiator is this process, or a daemon, and the target is in the network
 //! namespace `target`.
 
 mod bad_network;
