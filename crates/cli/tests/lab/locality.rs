@@ -162,7 +162,12 @@ impl Experiment {
             program.passes(1);
             first += 1;
             let before = std::mem::replace(&mut begun, volume.accesses());
-            if share_between(before, begun) >= wanted {
+            let share = share_between(before, begun);
+            println!(
+                "\nlab: {name}: share of local accesses in pass {}: {share:.3}",
+                first - 1
+            );
+            if share >= wanted {
                 break;
             }
         }
