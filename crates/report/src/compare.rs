@@ -48,18 +48,17 @@ impl Key {
 }
 
 /// What may differ between the sides, and must not differ on one side: the targets, the way to them, the machine and the version of Jericho.
-fn setting(run: &Run) -> (&[String], [&str; 6], u32, u32) {
+fn setting(run: &Run) -> ([&[String]; 2], [&str; 5], u32, u32) {
     let machine = &run.machine;
     let names = [
         &run.path,
-        &run.engine,
         &machine.cpu_model,
         &machine.topology,
         &machine.kernel,
         &machine.jericho,
     ];
     (
-        &run.targets,
+        [&run.targets, &run.engine],
         names.map(String::as_str),
         machine.cpus,
         machine.nodes,

@@ -38,7 +38,7 @@ pub struct Conditions<'a> {
     /// What made the operations. Empty: `jericho bench`.
     pub generator: &'a str,
     /// For direct workloads, what made the transfers. Empty: unknown.
-    pub engine: &'a str,
+    pub engine: &'a [String],
     /// Bytes of the run's files, at most.
     pub data_bytes: u64,
     /// Whether the sizes are the papers'.
@@ -112,10 +112,8 @@ impl<'a> Conditions<'a> {
             "" | "jericho" => String::new(),
             other => format!(", operations by {other}"),
         };
-        let engine = match self.engine {
-            "" => String::new(),
-            engine => format!(", {engine}"),
-        };
+        let engine = self.engine.iter().take(TARGETS_MAX);
+        let engine: String = engine.map(|part| format!(", {part}")).collect();
         self.targets[..shown].join(", ") + &more + path + &engine + &generator
     }
 }
@@ -280,7 +278,7 @@ mod tests {
         let mut other_target = run(form, "best", 1, 4e9);
         other_target.targets = vec!["/mnt/other".into()];
         let mut cached = run(form, "best", 1, 6e9);
-        cached.engine = "page cache".into();
+        cached.engine = vec!["page cache".into()];
         let mut beside = run(form, "best", 1, 5e9);
         beside.with_mstress = true;
         let again = Run {

@@ -33,7 +33,7 @@ pub struct Run {
     pub generator: String,
     /// For direct workloads, what made the transfers. Empty: unknown.
     #[serde(default)]
-    pub engine: String,
+    pub engine: Vec<String>,
     /// Whether the kernel confirmed after the run that threads and pages were where the placement says. `None`: unknown.
     #[serde(default)]
     pub confirmed: Option<bool>,
@@ -320,7 +320,6 @@ fn check_texts(run: &Run) -> Result<(), String> {
     let single = [
         &run.path,
         &run.generator,
-        &run.engine,
         &run.workload,
         &run.variant,
         &run.placement,
@@ -329,7 +328,7 @@ fn check_texts(run: &Run) -> Result<(), String> {
         &machine.kernel,
         &machine.jericho,
     ];
-    let lists = [&run.targets, &run.sampled, &run.notes];
+    let lists = [&run.targets, &run.engine, &run.sampled, &run.notes];
     if lists.iter().any(|list| list.len() > TEXTS_MAX) {
         return Err(format!("a list has more than {TEXTS_MAX} texts"));
     }

@@ -231,7 +231,7 @@ fn machines_that_cannot_show_locality_say_so_and_are_apart() {
 fn a_run_that_the_kernel_did_not_confirm_says_so() {
     let text = line()
         .text()
-        .replacen('{', "{\"confirmed\":false,\"engine\":\"page cache\",", 1);
+        .replacen('{', "{\"confirmed\":false,\"engine\":[\"page cache\"],", 1);
     let mut results = Results::default();
     results.begin_file("results.jsonl");
     results.add_line(1, text.as_bytes()).unwrap();
