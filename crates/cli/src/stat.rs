@@ -38,24 +38,7 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
         _ => "/dev/fuse",
     };
     writeln!(out, "requests  by {requests}")?;
-    writeln!(
-        out,
-        "threads   migrate to their data{}: {}; costs of moves: {}",
-        if stat.with_parent {
-            " with their companions"
-        } else {
-            ""
-        },
-        stat.threads,
-        stat.move_costs
-    )?;
-    if stat.threads_away > 0 {
-        writeln!(
-            out,
-            "          {} on other nodes than their data, because the CPUs there are busy",
-            stat.threads_away
-        )?;
-    }
+    write_threads(&mut out, stat)?;
     for (index, device) in stat.devices.iter().enumerate() {
         writeln!(
             out,
@@ -116,6 +99,29 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
         writeln!(out, "\n{line}")?;
     }
     Ok(out)
+}
+
+/// Writes the lines about the migration of threads.
+fn write_threads(out: &mut String, stat: &Stat) -> std::fmt::Result {
+    writeln!(
+        out,
+        "threads   migrate to their data{}: {}; costs of moves: {}",
+        if stat.with_parent {
+            " with their companions"
+        } else {
+            ""
+        },
+        stat.threads,
+        stat.move_costs
+    )?;
+    if stat.threads_away > 0 {
+        writeln!(
+            out,
+            "          {} on other nodes than their data, because the CPUs there are busy",
+            stat.threads_away
+        )?;
+    }
+    Ok(())
 }
 
 /// Returns lines about the network of a device of another host.
