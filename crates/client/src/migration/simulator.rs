@@ -178,8 +178,8 @@ impl Machine {
             self.times[node].busy += u64::from(busy);
             self.times[node].idle += u64::from(self.scene.cpus[node] - busy);
         }
-        for at in 0..self.threads.len() {
-            if ready[at] {
+        for (at, is_ready) in ready.iter().enumerate() {
+            if *is_ready {
                 let node = self.threads[at].node;
                 let share = self.scene.cpus[node] as f32 / counts[node].max(1) as f32;
                 self.run(at, share.min(1.0), migrates);
