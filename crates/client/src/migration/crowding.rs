@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! - A thread leaves a node only if the node has more threads than CPUs, and if another node has idle CPUs.
-//! - A move to a node on which the thread would have to wait, and each move away from waiting, must gain [`MARGIN`] of the thread's time. So a thread for
+//! - A move to a node on which the thread would have to wait, and each move away from waiting, must gain a tenth of the thread's time. So a thread for
 //!   which both nodes are about equal stays where it is.
 //! - When many threads see the same idle CPUs, each goes with a probability such that, within one reading of the CPUs' times, about as many go as
 //!   fit. No memory is shared, so that holds for threads of many processes, too.
