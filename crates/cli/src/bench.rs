@@ -94,7 +94,12 @@ fn route(args: &BenchArgs) -> Result<Route, Failure> {
             for target in &args.targets {
                 control::where_is(target)?;
             }
-            preload::set(&mut command, &preload::find()?, Some(ThreadPolicy::Never))?;
+            preload::set(
+                &mut command,
+                &preload::find()?,
+                Some(ThreadPolicy::Never),
+                false,
+            )?;
         }
         _ => preload::unset(&mut command),
     }

@@ -46,6 +46,7 @@ impl InProcess {
                 topology: topology.clone(),
                 // No kernel asks for threads to be moved.
                 threads: ThreadPolicy::Never,
+                with_parent: false,
                 move_costs: Default::default(),
                 fast_path: Default::default(),
                 keeper: None,

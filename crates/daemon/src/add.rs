@@ -186,6 +186,7 @@ mod tests {
             total_bytes: total_mib << 20,
             available_bytes: available_mib << 20,
             limit: None,
+            group_available_bytes: None,
         };
         let frames = |count, present_mib: u64, memory| {
             frames_of_added(4096, count, present_mib << 20, &memory)

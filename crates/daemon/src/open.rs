@@ -319,6 +319,7 @@ mod tests {
                 bytes,
                 file: "/group/memory.max".into(),
             }),
+            group_available_bytes: limit,
         }
     }
 

@@ -11,6 +11,7 @@ use crate::case::Case;
 use crate::error::Result;
 use crate::frames::Frames;
 use crate::meter::{Done, Meter};
+use crate::random;
 use crate::run::{Progress, Thread, Worker};
 use crate::seats::Seat;
 
@@ -44,8 +45,11 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Vec<Thread<'a>> {
                 .map(|node| node.nearest_cpu_node),
         },
         make: Box::new(move || {
+            let mut memory = buffer::on(case.topology, node, BUFFER_BYTES)?;
+            // Some CPUs write zeros twice as fast as other bytes.
+            random::fill(case.seed, &mut memory);
             Ok(Box::new(Mstress {
-                memory: buffer::on(case.topology, node, BUFFER_BYTES)?,
+                memory,
                 at: 0,
                 frames: node.map_or(Frames::Unknown, Frames::On),
             }) as Box<dyn Worker>)
