@@ -11,7 +11,8 @@ use crate::guest::{Volume, jericho, tell};
 
 /// How long the threads read.
 const MILLISECONDS: u64 = 10_000;
-const PAUSE: Duration = Duration::from_millis(250);
+/// Time between two looks. A look takes an emulated CPU for some tenths of a second.
+const PAUSE: Duration = Duration::from_millis(1500);
 
 /// What a program's threads did.
 #[derive(Debug)]
