@@ -154,7 +154,7 @@ pub struct MountOptions {
     #[arg(long, value_name = "POLICY")]
     pub threads: Option<ThreadPolicy>,
     /// With a thread that migrates to its data, move also the threads that probably use what it reads: the other threads of its process that do no
-    /// I/O on the volume, and its parent process (for example the virtual CPUs of an emulator)
+    /// I/O on the volume, and the first thread of its parent process (for example the virtual CPUs of an emulator)
     #[arg(long)]
     pub with_parent: bool,
     /// How the daemon receives the kernel's requests: device (/dev/fuse), ring (FUSE over io_uring), or auto (ring if the
@@ -1037,7 +1037,7 @@ pub struct BenchArgs {
     /// Numbers of threads; a run is made for each [default: as the papers, or up to the number of CPUs]
     #[arg(long, value_name = "N,N,...", value_delimiter = ',')]
     pub threads: Vec<u32>,
-    /// Length of each measurement in seconds [default: so that a workload ends within a minute; with --as-paper 30, after 30 that are discarded]
+    /// Length of each measurement in seconds [default: chosen so that a workload ends within a minute; with --as-paper 30, after 30 that are discarded]
     #[arg(long, value_name = "N")]
     pub seconds: Option<f64>,
     /// Append a line of JSON for each run to this file
@@ -1053,7 +1053,7 @@ pub struct BenchArgs {
     /// Have another program (fio) make the operations of zmio, scan and dd, on the same files with the same placement
     #[arg(long, value_name = "PROGRAM", hide_possible_values = true)]
     pub generator: Option<GeneratorArg>,
-    /// Write the nodes of the accesses of the only run to this file, for --model with --trace
+    /// Write the nodes of the run's accesses to this file, for --model with --trace. Choose one run with --variant and --threads
     #[arg(long, value_name = "FILE")]
     pub placement_trace: Option<PathBuf>,
     /// Take the papers' sizes and numbers of threads
@@ -1100,7 +1100,7 @@ the probe, and the papers' ratios beside those of the results.
 
 A comparison takes runs of the same workload, placement, number of threads and sizes. Lines of the same conditions in a file are repetitions: it takes \
 four in each file to see a difference. It shows the ratio of the second file to the first one with a 95 % confidence interval, and says no difference \
-if that has 1.")]
+if the interval includes 1.")]
 pub struct ReportArgs {
     /// Files that bench --out has written
     #[arg(required_unless_present = "compare", value_name = "FILE")]
