@@ -154,7 +154,8 @@ pub struct MountOptions {
     #[arg(long, value_name = "POLICY")]
     pub threads: Option<ThreadPolicy>,
     /// With a thread that migrates to its data, move also the threads that probably use what it reads: the other threads of its process that do no
-    /// I/O on the volume, and the first thread of its parent process (for example the virtual CPUs of an emulator)
+    /// I/O on the volume, and the first thread of its parent process (for example the virtual CPUs of an emulator). With `jericho run`, this has an
+    /// effect only on volumes that were mounted with the option, too. Only for machines whose users trust each other
     #[arg(long)]
     pub with_parent: bool,
     /// How the daemon receives the kernel's requests: device (/dev/fuse), ring (FUSE over io_uring), or auto (ring if the
@@ -364,7 +365,8 @@ Examples:
 The command and its child programs load a library (LD_PRELOAD) that serves reads and writes of cached data in the \
 program's own thread. Everything else goes through the kernel. Static and set-user-id programs cannot load the library, \
 so all their calls go through the kernel. With --threads their threads migrate by that policy, whatever the policies of \
-directories are. With --with-parent, the daemon moves the threads that probably use what these threads read, too.
+directories are. With --with-parent, the daemon moves the threads that probably use what these threads read, too, if the volume \
+was mounted with --with-parent.
 
 The kernel does not see inline reads and writes. They raise no inotify or fanotify events (open and close do) and do not \
 count in /proc/PID/io. A buffer that is not mapped ends the program with SIGSEGV, where the kernel would return EFAULT. \

@@ -107,6 +107,16 @@ impl Usage {
     }
 }
 
+/// Returns the policy for the companions of a thread, from the policy of the file that it uses and its program's word. The word restricts the file's policy and never
+/// extends it. `None`: they stay.
+pub(crate) fn policy_for_companions(file: ThreadPolicy, always: bool) -> Option<ThreadPolicy> {
+    match file {
+        ThreadPolicy::Never => None,
+        ThreadPolicy::Always if always => Some(ThreadPolicy::Always),
+        ThreadPolicy::Always | ThreadPolicy::Adaptive => Some(ThreadPolicy::Adaptive),
+    }
+}
+
 struct Samples {
     since_sample: u32,
     threads: [Usage; SEEN_MAX],
@@ -195,7 +205,7 @@ impl Migrator {
         });
     }
 
-    /// Moves the companions of a thread of a program on the fast path, which works on `node`, to that node.
+    /// Moves the companions of a thread of a program on the fast path, which works on `node`, to that node. Call it only if the mount moves companions.
     pub fn bring_companions(&self, tid: u32, node: u16, policy: ThreadPolicy) {
         if self.has_several_nodes && tid != 0 {
             self.order(Order {

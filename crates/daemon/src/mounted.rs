@@ -9,7 +9,7 @@ use jericho_cache::{Reader, Slice};
 use jericho_format::threads::ThreadPolicy;
 use jericho_fs::types::{Ino, SliceId};
 use jericho_fs::{File, Fs};
-use jericho_shm::{Answer, Call};
+use jericho_shm::{Answer, Call, Refusal};
 use jericho_sys::doorbell::Doorbell;
 use jericho_topology::{NodeId, Topology};
 use parking_lot::Mutex;
@@ -18,7 +18,7 @@ use crate::fast::{Asker, ClientStat, Fast, LoanWaits, Moment, Served};
 use crate::handle::Handle;
 use crate::locality::LocalityCounters;
 use crate::mapped::Mapped;
-use crate::migration::Migrator;
+use crate::migration::{self, Migrator};
 use crate::space::SpaceWaits;
 use crate::volume::OpenVolume;
 
@@ -144,7 +144,7 @@ impl Mounted {
     /// it is unknown.
     #[inline]
     pub fn requested(&self, handle: &Handle, tid: u32, bytes: usize) {
-        let policy = handle.file.threads().policy().unwrap_or(self.threads());
+        let policy = self.policy_of(handle);
         let node = self.node_of_slice(handle.file.layout().home()).0;
         self.migrator.requested(tid, node, bytes as u64, policy);
     }
@@ -170,15 +170,23 @@ impl Mounted {
             owner,
             instance,
         } = call
-            && (self.fast).has_client_thread((owner, instance), asker.thread)
         {
-            let policy = match always {
-                true => ThreadPolicy::Always,
-                false => ThreadPolicy::Adaptive,
-            };
-            self.migrator.bring_companions(asker.thread, node, policy);
+            if !self.volume.with_parent {
+                return reply(Answer::refused(Refusal::Companions));
+            }
+            let policy = migration::policy_for_companions(self.policy_of(handle), always);
+            if let Some(policy) = policy
+                && (self.fast).has_client_thread((owner, instance), asker.thread)
+            {
+                self.migrator.bring_companions(asker.thread, node, policy);
+            }
         }
         self.fast.call(handle, call, asker, reply);
+    }
+
+    /// Returns the policy for threads that use a file.
+    fn policy_of(&self, handle: &Handle) -> ThreadPolicy {
+        handle.file.threads().policy().unwrap_or(self.threads())
     }
 
     /// Returns whether the calling thread may leave wishes. Costs one load for other threads.

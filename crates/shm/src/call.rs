@@ -133,6 +133,8 @@ pub enum Refusal {
     Off = 8,
     /// The daemon is reserving the pages for another writer now: a later request may succeed.
     Busy = 9,
+    /// The mount moves no companions of threads.
+    Companions = 10,
 }
 
 fn u32_at(bytes: &[u8; CALL_BYTES], at: usize) -> u32 {

@@ -137,6 +137,16 @@ fn volume(cpus: &[usize]) -> (Volume, [String; 5]) {
     (volume, role)
 }
 
+/// Mounts the volume again, so that companions move.
+fn mount_with_parent(volume: &Volume) {
+    volume.umount();
+    let mut command = jericho();
+    command.arg("mount").arg(volume.file()).arg(volume.mnt());
+    let options = ["--cache", "32M", "--topology", "virtual:2", "--with-parent"];
+    command.args(options).arg("--log");
+    succeed(command.arg(volume.outside("log")));
+}
+
 /// Starts the program. `options`: of `jericho run`; `None`: without the library.
 fn start(role: &[String; 5], options: Option<&[&str]>) -> Child {
     let role = role.each_ref().map(String::as_str);
@@ -172,15 +182,22 @@ fn run_until_moved(volume: &Volume, program: Child) {
 }
 
 #[test]
-fn threads_that_use_the_data_come_with_the_thread_that_reads_inline() {
+fn without_the_option_of_the_mount_no_other_thread_is_moved() {
     let Some(cpus) = cpus() else { return };
     let (volume, role) = volume(&cpus);
-    // Without the option, no other thread is moved.
     let begun = Instant::now();
-    let program = start(&role, Some(&["--threads", "always"]));
+    let program = start(&role, Some(&["--threads", "always", "--with-parent"]));
     run_until(&volume, program, || begun.elapsed() > 3 * HELPER_LIFE);
     assert_eq!(count(&volume, "companions_moved"), 0);
     assert!(!volume.outside("moved").exists());
+    volume.finish();
+}
+
+#[test]
+fn threads_that_use_the_data_come_with_the_thread_that_reads_inline() {
+    let Some(cpus) = cpus() else { return };
+    let (volume, role) = volume(&cpus);
+    mount_with_parent(&volume);
     let program = start(&role, Some(&["--threads", "always", "--with-parent"]));
     run_until_moved(&volume, program);
     volume.finish();
@@ -190,16 +207,7 @@ fn threads_that_use_the_data_come_with_the_thread_that_reads_inline() {
 fn threads_that_use_the_data_come_with_the_thread_that_reads_through_the_kernel() {
     let Some(cpus) = cpus() else { return };
     let (volume, role) = volume(&cpus);
-    volume.umount();
-    let mut command = jericho();
-    command.arg("mount").arg(volume.file()).arg(volume.mnt());
-    let options = ["--cache", "32M", "--topology", "virtual:2", "--with-parent"];
-    succeed(
-        command
-            .args(options)
-            .arg("--log")
-            .arg(volume.outside("log")),
-    );
+    mount_with_parent(&volume);
     let program = start(&role, None);
     run_until_moved(&volume, program);
     volume.finish();

@@ -4,7 +4,7 @@
 //! with its daemon (docs/internals/keeper.md). The process adds a session for each daemon, and another when it needs a writable
 //! one. A child of fork(2) adds its own, because it is a different client than its parent.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use jericho_format::threads::ThreadPolicy;
 use jericho_shm::{Area, Control, Key, SliceMemory, Slots};
@@ -37,6 +37,8 @@ pub struct Session {
     pub owner: u16,
     /// Whether threads may migrate to this volume's data: its table of nodes is the one of this process (`migration::learn`).
     pub may_migrate: bool,
+    /// The mount moves no companions, so threads ask for none.
+    pub refuses_companions: AtomicBool,
     /// The thread policy of this run, if it has one. It takes precedence over the policy of a file, which takes precedence over
     /// the volume's.
     pub policy_of_run: Option<ThreadPolicy>,
@@ -65,6 +67,7 @@ impl Session {
         }
         Session {
             may_migrate,
+            refuses_companions: AtomicBool::new(false),
             policy_of_run: migration::policy_of_run(),
             first: mark.word(FIRST),
             device: AtomicU64::new(0),

@@ -51,6 +51,15 @@ fn the_policy_always_migrates_at_the_first_access() {
     assert!(usage.add(7, 1, 1, ThreadPolicy::Always, Instant::now()));
 }
 
+#[test]
+fn the_word_of_a_program_moves_no_companions_that_the_policy_of_the_file_leaves() {
+    use ThreadPolicy::{Adaptive, Always, Never};
+    let policies = [Never, Adaptive, Always];
+    let with = |always| policies.map(|file| policy_for_companions(file, always));
+    assert_eq!(with(false), [None, Some(Adaptive), Some(Adaptive)]);
+    assert_eq!(with(true), [None, Some(Adaptive), Some(Always)]);
+}
+
 /// A process with one thread, which sleeps.
 struct Program(std::process::Child);
 

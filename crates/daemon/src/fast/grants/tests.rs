@@ -367,6 +367,19 @@ fn one_job_reserves_pages_for_a_descriptor_however_often_it_asks() {
 }
 
 #[test]
+fn a_mount_without_the_option_refuses_to_move_companions() {
+    let bed = Bed::new();
+    let call = Call::Companions {
+        node: 0,
+        always: true,
+        owner: 1,
+        instance: 1,
+    };
+    let answer = bed.ask(&bed.handle, call);
+    assert_eq!(answer.status, Refusal::Companions as u32);
+}
+
+#[test]
 fn a_file_that_a_stranger_maps_takes_no_slot_and_is_not_accessed_inline_meanwhile() {
     let bed = Bed::new();
     let stranger = crate::Asker {
