@@ -30,6 +30,7 @@ use crate::counters::MountCounts;
 use crate::move_costs::BYTES_MIN;
 use crate::move_costs::MoveCosts;
 use crate::narrow_masks::MaskNotes;
+use crate::tasks;
 
 /// Number of requests of which a worker samples one. It is a prime, so that the samples include all threads that send requests in
 /// turn.
@@ -192,9 +193,12 @@ impl Migrator {
                 let bytes_min = *self.bytes_min.get(usize::from(node)).unwrap_or(&u64::MAX);
                 let usage = &mut samples.threads[tid as usize % SEEN_MAX];
                 let sample = (tid, node, bytes * u64::from(SAMPLE_EVERY));
-                if usage.add_above(bytes_min, sample, policy, Instant::now()) {
+                if usage.add_above(bytes_min, sample, policy, Instant::now())
+                    && let Some(at_ticks) = tasks::now_ticks()
+                {
                     self.order(Order {
                         tid,
+                        at_ticks,
                         node,
                         policy,
                         inline: false,
@@ -206,10 +210,12 @@ impl Migrator {
     }
 
     /// Moves the companions of a thread of a program on the fast path, which works on `node`, to that node. Call it only if the mount moves companions.
-    pub fn bring_companions(&self, tid: u32, node: u16, policy: ThreadPolicy) {
+    /// `at_ticks`: a moment before it was certain that the program has this thread.
+    pub fn bring_companions(&self, tid: u32, at_ticks: u64, node: u16, policy: ThreadPolicy) {
         if self.has_several_nodes && tid != 0 {
             self.order(Order {
                 tid,
+                at_ticks,
                 node,
                 policy,
                 inline: true,

@@ -20,6 +20,7 @@ use crate::locality::LocalityCounters;
 use crate::mapped::Mapped;
 use crate::migration::{self, Migrator};
 use crate::space::SpaceWaits;
+use crate::tasks;
 use crate::volume::OpenVolume;
 
 /// A mounted volume.
@@ -176,9 +177,11 @@ impl Mounted {
             }
             let policy = migration::policy_for_companions(self.policy_of(handle), always);
             if let Some(policy) = policy
+                && let Some(at_ticks) = tasks::now_ticks()
                 && (self.fast).has_client_thread((owner, instance), asker.thread)
             {
-                self.migrator.bring_companions(asker.thread, node, policy);
+                self.migrator
+                    .bring_companions(asker.thread, at_ticks, node, policy);
             }
         }
         self.fast.call(handle, call, asker, reply);

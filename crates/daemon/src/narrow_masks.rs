@@ -61,13 +61,18 @@ impl NarrowMask {
         }
         // Threads that this one has started run on after its end.
         for task in tasks::started_since(&self.task, self.since_ticks) {
-            if affinity::mask(Some(task.tid)).is_ok_and(|mask| mask == self.narrowed)
-                && task.is_alive()
-            {
-                self.restore_in(task.tid);
+            // In this order, because the program may set a mask at any time: nothing is between the look at the mask and its change.
+            if task.is_alive() {
+                self.restore_in_if_narrow(task.tid);
             }
         }
         found
+    }
+
+    fn restore_in_if_narrow(&self, tid: u32) {
+        if affinity::mask(Some(tid)).is_ok_and(|mask| mask == self.narrowed) {
+            self.restore_in(tid);
+        }
     }
 
     fn restore_in(&self, tid: u32) {
@@ -133,20 +138,81 @@ impl MaskNotes {
         self.file.as_fd()
     }
 
-    /// Writes a note, and then narrows the mask. Returns `None` without narrowing it if there are too many notes, and if the kernel refuses.
-    pub fn narrow(&self, mask: &NarrowMask) -> Option<NoteIndex> {
-        let index = {
-            let mut is_used = self.is_used.lock();
-            let index = is_used.iter().position(|used| !used)?;
-            is_used[index] = true;
-            NoteIndex(index)
-        };
-        let written = self.write(&index, &mask.encode());
-        if written.is_err() || affinity::set_mask(Some(mask.task.tid), &mask.narrowed).is_err() {
-            self.erase(index);
+    /// Writes a note, and then narrows the mask of a thread to some CPUs. Returns `None` without narrowing it if there is nothing to narrow, if the thread has
+    /// ended, if there are too many notes, and if the kernel refuses.
+    pub fn narrow(&self, task: &Task, cpus: &CpuMask) -> Option<(NarrowMask, NoteIndex)> {
+        self.narrow_by(task, cpus, || task.is_alive())
+    }
+
+    /// Does the work of `narrow`. `is_alive` tells whether the thread has not ended.
+    fn narrow_by(
+        &self,
+        task: &Task,
+        cpus: &CpuMask,
+        mut is_alive: impl FnMut() -> bool,
+    ) -> Option<(NarrowMask, NoteIndex)> {
+        let index = self.reserve()?;
+        let mask = self.narrow_with(&index, task, cpus, &mut is_alive);
+        if let Some(mask) = mask
+            && is_alive()
+        {
+            return Some((mask, index));
+        }
+        if let Some(mask) = mask {
+            // Another thread may have got the id, and then the narrow mask.
+            mask.restore_in_if_narrow(task.tid);
+            // Children of the thread may have inherited the mask.
+            mask.restore();
+        }
+        self.erase(index);
+        None
+    }
+
+    /// Returns a free place for a note.
+    fn reserve(&self) -> Option<NoteIndex> {
+        let mut is_used = self.is_used.lock();
+        let index = is_used.iter().position(|used| !used)?;
+        is_used[index] = true;
+        Some(NoteIndex(index))
+    }
+
+    /// Writes the note and narrows the mask.
+    fn narrow_with(
+        &self,
+        index: &NoteIndex,
+        task: &Task,
+        cpus: &CpuMask,
+        mut is_alive: impl FnMut() -> bool,
+    ) -> Option<NarrowMask> {
+        // Reads the time before it narrows the mask, because new threads inherit the mask from then on.
+        let since_ticks = tasks::now_ticks()?;
+        if !is_alive() {
             return None;
         }
-        Some(index)
+        // The program may set a mask at any time, and that mask would be lost. So only the write of the note is between the look at the mask and its change.
+        // This fails if the thread has ended, or belongs to a user whose threads the daemon may not move.
+        let original = affinity::mask(Some(task.tid)).ok()?;
+        let narrowed = original.and(cpus);
+        if narrowed.is_empty() || narrowed == original {
+            return None;
+        }
+        let mask = NarrowMask {
+            task: *task,
+            original,
+            narrowed,
+            since_ticks,
+        };
+        self.write(index, &mask.encode()).ok()?;
+        affinity::set_mask(Some(task.tid), &narrowed).ok()?;
+        Some(mask)
+    }
+
+    /// Takes a mask that is narrow already.
+    #[cfg(test)]
+    pub fn note(&self, mask: &NarrowMask) -> NoteIndex {
+        let index = self.reserve().unwrap();
+        self.write(&index, &mask.encode()).unwrap();
+        index
     }
 
     /// Erases a note. Its mask is restored.
@@ -179,8 +245,8 @@ pub(crate) fn restore_noted(notes: &File) -> io::Result<usize> {
 mod tests {
     use super::*;
 
-    /// Starts a process that sleeps. Returns a narrow mask for it, if it may use several CPUs.
-    fn program() -> (std::process::Child, Option<NarrowMask>) {
+    /// Starts a process that sleeps. Returns it, its mask, and a part of this mask, if it may use several CPUs.
+    fn program() -> (std::process::Child, Option<(Task, CpuMask, CpuMask)>) {
         let child = std::process::Command::new("cat")
             .stdin(std::process::Stdio::piped())
             .spawn()
@@ -188,13 +254,8 @@ mod tests {
         let (task, _) = Task::find(child.id()).unwrap();
         let original = affinity::mask(Some(task.tid)).unwrap();
         let first = affinity::get(Some(task.tid)).unwrap()[0];
-        let mask = NarrowMask {
-            task,
-            original,
-            narrowed: [first].into_iter().collect(),
-            since_ticks: tasks::now_ticks().unwrap(),
-        };
-        (child, (mask.narrowed != original).then_some(mask))
+        let part: CpuMask = [first].into_iter().collect();
+        (child, (part != original).then_some((task, original, part)))
     }
 
     fn end(mut child: std::process::Child) {
@@ -205,16 +266,16 @@ mod tests {
     #[test]
     fn masks_that_the_daemon_has_left_narrow_are_restored_from_its_notes() {
         let (child, mask) = program();
-        if let Some(mask) = mask {
+        if let Some((task, original, part)) = mask {
             let notes = MaskNotes::new().unwrap();
             let copy = File::from(notes.fd().try_clone_to_owned().unwrap());
             assert_eq!(restore_noted(&copy).unwrap(), 0);
-            notes.narrow(&mask).unwrap();
-            assert_eq!(affinity::mask(Some(child.id())).unwrap(), mask.narrowed);
+            notes.narrow(&task, &part).unwrap();
+            assert_eq!(affinity::mask(Some(child.id())).unwrap(), part);
             // The daemon is gone.
             drop(notes);
             assert_eq!(restore_noted(&copy).unwrap(), 1);
-            assert_eq!(affinity::mask(Some(child.id())).unwrap(), mask.original);
+            assert_eq!(affinity::mask(Some(child.id())).unwrap(), original);
         }
         end(child);
     }
@@ -222,9 +283,9 @@ mod tests {
     #[test]
     fn a_mask_that_the_program_has_set_and_an_erased_note_change_nothing() {
         let (child, mask) = program();
-        if let Some(mask) = mask {
+        if let Some((task, _, part)) = mask {
             let notes = MaskNotes::new().unwrap();
-            let index = notes.narrow(&mask).unwrap();
+            let (mask, index) = notes.narrow(&task, &part).unwrap();
             let last = *affinity::get(None).unwrap().last().unwrap();
             affinity::set(Some(child.id()), &[last]).unwrap();
             assert_eq!(restore_noted(&notes.file).unwrap(), 1);
@@ -239,11 +300,36 @@ mod tests {
     #[test]
     fn without_room_for_a_note_no_mask_is_narrowed() {
         let (child, mask) = program();
-        if let Some(mask) = mask {
+        if let Some((task, original, part)) = mask {
             let notes = MaskNotes::new().unwrap();
             notes.is_used.lock().fill(true);
-            assert_eq!(notes.narrow(&mask), None);
-            assert_eq!(affinity::mask(Some(child.id())).unwrap(), mask.original);
+            assert_eq!(notes.narrow(&task, &part), None);
+            assert_eq!(affinity::mask(Some(child.id())).unwrap(), original);
+        }
+        end(child);
+    }
+
+    #[test]
+    fn a_later_thread_with_the_same_id_keeps_its_mask_or_gets_it_back() {
+        let (child, mask) = program();
+        if let Some((task, original, part)) = mask {
+            let notes = MaskNotes::new().unwrap();
+            let earlier = Task {
+                start: task.start - 1,
+                ..task
+            };
+            let mask_now = || affinity::mask(Some(child.id())).unwrap();
+            assert_eq!(notes.narrow(&earlier, &part), None);
+            assert_eq!(mask_now(), original);
+            // The id passes on after the first check.
+            let mut seen = vec![];
+            let narrowed = notes.narrow_by(&earlier, &part, || {
+                seen.push(mask_now());
+                seen.len() == 1
+            });
+            assert_eq!((narrowed, mask_now()), (None, original));
+            assert_eq!(seen, [original, part]);
+            assert!(notes.is_used.lock().iter().all(|is_used| !is_used));
         }
         end(child);
     }

@@ -19,17 +19,44 @@ pub(crate) struct Task {
 impl Task {
     /// Returns the thread with this id, and the CPU that it ran on last. Returns `None` when there is none.
     pub fn find(tid: u32) -> Option<(Task, u32)> {
-        let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
-        let pid = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
-        let (start, cpu) = start_and_cpu(&fs::read_to_string(format!("/proc/{tid}/stat")).ok()?)?;
-        let pid = pid.trim().parse().ok()?;
-        Some((Task { tid, pid, start }, cpu))
+        Task::find_by(tid, read)
+    }
+
+    /// Does the work of `find`. `read` returns the contents of a file.
+    fn find_by(tid: u32, mut read: impl FnMut(&str) -> Option<String>) -> Option<(Task, u32)> {
+        let (stat, status) = (format!("/proc/{tid}/stat"), format!("/proc/{tid}/status"));
+        let (start, _) = start_and_cpu(&read(&stat)?)?;
+        let pid = field_of(&read(&status)?, "Tgid:")?;
+        // If another thread has got the id in between, the start time and the process may be of two threads.
+        let (start_after, cpu) = start_and_cpu(&read(&stat)?)?;
+        (start == start_after).then_some((Task { tid, pid, start }, cpu))
+    }
+
+    /// Returns the CPU on which the thread ran last, or `None` if it has ended.
+    pub fn cpu(&self) -> Option<u32> {
+        let (start, cpu) = start_and_cpu(&read(&format!("/proc/{}/stat", self.tid))?)?;
+        (start == self.start).then_some(cpu)
     }
 
     /// Returns whether the thread has not ended.
     pub fn is_alive(&self) -> bool {
-        Task::find(self.tid).is_some_and(|(task, _)| task == *self)
+        self.cpu().is_some()
     }
+}
+
+fn read(path: &str) -> Option<String> {
+    fs::read_to_string(path).ok()
+}
+
+/// Returns the number after `name` in /proc/N/status.
+fn field_of(status: &str, name: &str) -> Option<u32> {
+    let value = status.lines().find_map(|line| line.strip_prefix(name))?;
+    value.trim().parse().ok()
+}
+
+/// Returns the id of the process that started a process.
+pub(crate) fn parent_id(pid: u32) -> Option<u32> {
+    field_of(&read(&format!("/proc/{pid}/status"))?, "PPid:")
 }
 
 /// Returns the ids of a process's threads, at most 4096.
@@ -122,6 +149,23 @@ mod tests {
             .join()
             .unwrap();
         assert_eq!(Task::find(u32::MAX), None);
+    }
+
+    #[test]
+    fn no_thread_is_found_while_its_id_passes_to_another_one() {
+        let stat =
+            |start: u64| format!("7 (name) S{} {start}{} 3", " 0".repeat(18), " 0".repeat(16));
+        let found = |starts: [u64; 2]| {
+            let mut starts = starts.into_iter();
+            Task::find_by(7, |path| match path {
+                "/proc/7/stat" => starts.next().map(stat),
+                "/proc/7/status" => Some("Name:\tname\nTgid:\t5\n".into()),
+                _ => None,
+            })
+        };
+        let (tid, pid, start) = (7, 5, 90);
+        assert_eq!(found([90, 90]), Some((Task { tid, pid, start }, 3)));
+        assert_eq!(found([90, 91]), None);
     }
 
     #[test]

@@ -9,8 +9,8 @@ use jericho_sys::process::Process;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::*;
-use crate::narrow_masks::{MaskNotes, NarrowMask};
-use crate::tasks::{self, Task};
+use crate::narrow_masks::MaskNotes;
+use crate::tasks::Task;
 
 /// Longest wait for an event that must happen.
 const LONG: Duration = Duration::from_secs(60);
@@ -114,17 +114,11 @@ fn a_thread_whose_mask_the_killed_daemon_has_narrowed_gets_it_back() {
     let (task, _) = Task::find(program.id()).unwrap();
     let original = affinity::mask(Some(task.tid)).unwrap();
     let first = affinity::get(Some(task.tid)).unwrap()[0];
-    let mask = NarrowMask {
-        task,
-        original,
-        narrowed: [first].into_iter().collect(),
-        since_ticks: tasks::now_ticks().unwrap(),
-    };
     let bed = Bed::new();
     let notes = MaskNotes::new().unwrap();
     let message = KeeperMessage::Masks.encode();
     bed.connection.send(&message, &[notes.fd()]).unwrap();
-    notes.narrow(&mask).unwrap();
+    notes.narrow(&task, &[first].into_iter().collect());
     assert_eq!(affinity::get(Some(task.tid)).unwrap(), [first]);
     bed.kill_daemon();
     assert_eq!(affinity::mask(Some(task.tid)).unwrap(), original);

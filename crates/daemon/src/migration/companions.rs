@@ -73,10 +73,10 @@ impl Companions {
             let used = self.users.get(&tid);
             tid == task.tid || used.is_some_and(|used| now < *used + USED_FOR)
         };
-        let parent = parent_of(task.pid);
-        let threads = tasks::threads_of(task.pid).chain(parent);
-        let others = threads.filter(|tid| !is_user(*tid));
-        others.take(COMPANIONS_MAX).filter_map(Task::find).collect()
+        let others = tasks::threads_of(task.pid).filter(|tid| !is_user(*tid));
+        let others = others.take(COMPANIONS_MAX).filter_map(Task::find);
+        let parent = parent_of(task.pid).filter(|(parent, _)| !is_user(parent.tid));
+        others.chain(parent).collect()
     }
 
     /// Forgets threads and processes that have used nothing for a while.
@@ -87,16 +87,17 @@ impl Companions {
     }
 }
 
-/// Returns the process that started a process, if it belongs to the same user, and is neither the first process of the system nor this one.
-fn parent_of(pid: u32) -> Option<u32> {
+/// Returns the first thread of the process that started a process, and its CPU, if the process belongs to the same user, and is neither the first process of the
+/// system nor this one.
+fn parent_of(pid: u32) -> Option<(Task, u32)> {
     use std::os::unix::fs::MetadataExt;
 
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
-    let parent: u32 = parent.trim().parse().ok()?;
+    let parent = tasks::parent_id(pid)?;
+    let found = Task::find(parent)?;
+    // Compares after it has found the thread, because the id may pass on to another process.
     let user = |pid: u32| Some(fs::metadata(format!("/proc/{pid}")).ok()?.uid());
     let is_fit = parent > 1 && parent != std::process::id() && user(parent)? == user(pid)?;
-    is_fit.then_some(parent)
+    (is_fit && tasks::parent_id(pid)? == parent).then_some(found)
 }
 
 #[cfg(test)]

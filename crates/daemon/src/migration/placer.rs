@@ -31,7 +31,7 @@ use super::laps::Laps;
 use crate::counters::MountCounts;
 use crate::move_costs::MoveCosts;
 use crate::narrow_masks::{Found, MaskNotes, NarrowMask, NoteIndex};
-use crate::tasks::{self, Task};
+use crate::tasks::Task;
 
 /// Longest time that a mask stays narrow. A read that waits for a device takes less.
 pub(super) const NARROW_MAX: Duration = Duration::from_millis(20);
@@ -51,6 +51,8 @@ const AWAY_FOR: Duration = Duration::from_secs(2);
 /// An order to migrate a thread that uses data.
 pub(super) struct Order {
     pub tid: u32,
+    /// A moment before the order, in the ticks of [`Task::start`]. A thread that has started since is not the one that is meant, but a later one with the same id.
+    pub at_ticks: u64,
     /// The node of the data.
     pub node: u16,
     pub policy: ThreadPolicy,
@@ -115,8 +117,8 @@ impl PlacerContext {
     }
 
     #[cfg(test)]
-    pub fn note(&self, mask: &NarrowMask) -> Option<NoteIndex> {
-        self.masks.narrow(mask)
+    pub fn note(&self, mask: &NarrowMask) -> NoteIndex {
+        self.masks.note(mask)
     }
 
     fn now_ns(&self) -> u64 {
@@ -201,6 +203,9 @@ impl Placer {
         let Some((task, cpu)) = Task::find(order.tid) else {
             return;
         };
+        if task.start >= order.at_ticks {
+            return;
+        }
         if !order.inline {
             let is_left_out = self.context.is_left_out.get();
             if task.pid == std::process::id() || is_left_out.is_some_and(|is| is(task.pid)) {
@@ -320,25 +325,8 @@ impl Placer {
         if known.is_none() && self.threads.len() >= MIGRATED_MAX {
             return;
         }
-        // Fails when the thread has ended, or belongs to a user whose threads the daemon may not move.
-        let Ok(original) = affinity::mask(Some(task.tid)) else {
-            return;
-        };
-        let narrowed = original.and(&self.context.nodes.cpus_of(node));
-        // Reads the time before it narrows the mask, because new threads inherit the mask from then on.
-        let Some(since_ticks) = tasks::now_ticks() else {
-            return;
-        };
-        if narrowed.is_empty() || narrowed == original {
-            return;
-        }
-        let mask = NarrowMask {
-            task: *task,
-            original,
-            narrowed,
-            since_ticks,
-        };
-        let Some(note) = self.context.masks.narrow(&mask) else {
+        let cpus = self.context.nodes.cpus_of(node);
+        let Some((mask, note)) = self.context.masks.narrow(task, &cpus) else {
             return;
         };
         let counts = &self.context.counts;
@@ -348,7 +336,7 @@ impl Placer {
         };
         tracing::debug!(tid = task.tid, node, "migrated a thread");
         let demand = self.laps.last(task).map_or(1.0, |lap| lap.demand());
-        let from = Task::find(task.tid).and_then(|(_, cpu)| self.context.nodes.node_of(cpu));
+        let from = task.cpu().and_then(|cpu| self.context.nodes.node_of(cpu));
         let rooms = &self.context.rooms;
         rooms.moves(self.context.now_ns(), from, node, demand);
         if let Some(at) = known {
@@ -395,11 +383,8 @@ impl Placer {
 impl Migrated {
     /// Returns whether the thread has run on the CPUs of its narrowed mask, or has ended.
     pub fn has_moved(&self) -> bool {
-        let mask = &self.mask;
-        match Task::find(mask.task.tid) {
-            Some((task, cpu)) => task != mask.task || mask.narrowed.contains(cpu),
-            None => true,
-        }
+        let cpu = self.mask.task.cpu();
+        cpu.is_none_or(|cpu| self.mask.narrowed.contains(cpu))
     }
 
     fn restore_mask(&mut self, notes: &MaskNotes) {

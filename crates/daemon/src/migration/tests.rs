@@ -134,6 +134,7 @@ fn order(program: &Program, cpu: u32) -> Order {
 fn order_of(tid: u32, node: u16) -> Order {
     Order {
         tid,
+        at_ticks: u64::MAX,
         node,
         policy: ThreadPolicy::Adaptive,
         inline: false,
@@ -170,6 +171,24 @@ fn a_thread_of_another_process_is_migrated_and_gets_its_mask_back() {
     migrations.restore_masks(|_| true);
     assert_eq!(program.cpus(), all);
     assert_eq!(migrations.context.counts().threads_moved, 2);
+}
+
+#[test]
+fn an_order_is_not_for_a_later_thread_with_the_same_id() {
+    let program = Program::start();
+    let Some((mut migrations, cpu, all)) = migrations(&program) else {
+        return;
+    };
+    let start = Task::find(program.tid()).unwrap().0.start;
+    let given = |at_ticks| Order {
+        at_ticks,
+        ..order(&program, cpu)
+    };
+    migrations.serve(&given(start), Instant::now());
+    assert_eq!(program.cpus(), all);
+    migrations.serve(&given(start + 1), Instant::now());
+    assert_eq!(program.cpus(), [cpu]);
+    migrations.restore_masks(|_| true);
 }
 
 #[test]
@@ -218,7 +237,7 @@ fn threads_that_a_migrated_thread_starts_get_the_mask_back_too_and_older_threads
         };
         migrations.threads.push(Migrated {
             mask,
-            note: migrations.context.note(&mask),
+            note: Some(migrations.context.note(&mask)),
             node: cpu as usize,
             begun: now,
             not_before: now,
