@@ -12,6 +12,7 @@ mod laps;
 mod placer;
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
@@ -41,6 +42,8 @@ const SEEN_MAX: usize = 64;
 const WINDOW: Duration = Duration::from_secs(1);
 /// Fewest samples of a thread that justify a migration.
 const SAMPLES_MIN: u32 = 4;
+/// Shortest time between two requests of a client for companions on one node.
+const ASK_EVERY: Duration = Duration::from_millis(250);
 /// Most waiting orders. Further orders are dropped, because workers sample their threads again.
 const ORDERS_MAX: usize = 64;
 
@@ -143,6 +146,8 @@ pub(crate) struct Migrator {
     context: Arc<PlacerContext>,
     /// The `placer` thread and its queue. The first order starts the thread.
     migrations: Mutex<Option<(SyncSender<Order>, JoinHandle<()>)>>,
+    /// When a client's last request for companions on a node was accepted, by owner number and node.
+    asked: Mutex<HashMap<(u16, u16), Instant>>,
     closed: AtomicBool,
 }
 
@@ -175,6 +180,7 @@ impl Migrator {
                 .collect(),
             context: Arc::new(PlacerContext::new(nodes, costs, counts, masks, with_parent)),
             migrations: Mutex::new(None),
+            asked: Mutex::default(),
             closed: AtomicBool::new(false),
         }
     }
@@ -207,6 +213,32 @@ impl Migrator {
                 }
             }
         });
+    }
+
+    /// Returns whether a client may ask now for companions on a node: the last time was long enough ago. `asks`: the client's owner number, and the node. The limit
+    /// is for each node, so that the `placer` learns that a program uses several nodes.
+    pub fn may_ask(&self, asks: (u16, u16), now: Instant) -> bool {
+        let is_node = usize::from(asks.1) < self.thread_nodes.len();
+        is_node
+            && self
+                .asked
+                .lock()
+                .get(&asks)
+                .is_none_or(|at| now >= *at + ASK_EVERY)
+    }
+
+    /// Does the same, and counts the request.
+    pub fn accepts(&self, asks: (u16, u16), now: Instant) -> bool {
+        if usize::from(asks.1) >= self.thread_nodes.len() {
+            return false;
+        }
+        let mut asked = self.asked.lock();
+        asked.retain(|_, at| now < *at + ASK_EVERY);
+        if asked.contains_key(&asks) {
+            return false;
+        }
+        asked.insert(asks, now);
+        true
     }
 
     /// Moves the companions of a thread of a program on the fast path, which works on `node`, to that node. Call it only if the mount moves companions.

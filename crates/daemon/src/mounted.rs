@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use jericho_cache::{Reader, Slice};
 use jericho_format::threads::ThreadPolicy;
@@ -175,10 +176,15 @@ impl Mounted {
             if !self.volume.with_parent {
                 return reply(Answer::refused(Refusal::Companions));
             }
+            let (asks, now) = ((owner, node), Instant::now());
+            if !self.migrator.may_ask(asks, now) {
+                return reply(Answer::refused(Refusal::Busy));
+            }
             let policy = migration::policy_for_companions(self.policy_of(handle), always);
             if let Some(policy) = policy
                 && let Some(at_ticks) = tasks::now_ticks()
                 && (self.fast).has_client_thread((owner, instance), asker.thread)
+                && self.migrator.accepts(asks, now)
             {
                 self.migrator
                     .bring_companions(asker.thread, at_ticks, node, policy);

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-/// Most threads that `started_since` visits.
+/// Most threads and children that `started_since` visits.
 const TASKS_MAX: usize = 4096;
 
 /// A thread. The kernel reuses thread ids; id and start time together are unique.
@@ -100,15 +100,18 @@ pub(crate) fn started_since(task: &Task, since: u64) -> Vec<Task> {
                 found.push(Task { tid, pid, start });
             }
             let children = fs::read_to_string(path.join("children")).unwrap_or_default();
-            let children = children
-                .split_ascii_whitespace()
-                .filter_map(|n| n.parse().ok());
-            // A child that is older did not inherit, and neither did its descendants.
-            ahead.extend(
-                children.filter(|child| {
-                    Task::find(*child).is_some_and(|(child, _)| child.start >= since)
-                }),
-            );
+            // The newest are the last ones.
+            let children = children.split_ascii_whitespace().rev();
+            for child in children.filter_map(|n| n.parse().ok()) {
+                looked += 1;
+                if looked > TASKS_MAX {
+                    return found;
+                }
+                // A child that is older did not inherit, and neither did its descendants.
+                if Task::find(child).is_some_and(|(child, _)| child.start >= since) {
+                    ahead.push(child);
+                }
+            }
         }
     }
     found

@@ -17,6 +17,8 @@ const BRING_EVERY: Duration = Duration::from_millis(250);
 const USED_FOR: Duration = Duration::from_secs(2);
 /// Most companions of a thread.
 const COMPANIONS_MAX: usize = 256;
+/// Most companions of all threads whose masks are narrow at once. Each one takes time at the end, for a look at all threads of its process.
+pub(super) const NARROW_COMPANIONS_MAX: usize = 16;
 /// Most threads and processes that are remembered. Further ones have no companions.
 const KNOWN_MAX: usize = 4096;
 
@@ -67,16 +69,20 @@ impl Companions {
         true
     }
 
-    /// Returns the companions of a thread, each with the CPU on which it ran last.
-    pub fn of(&self, task: &Task, now: Instant) -> Vec<(Task, u32)> {
-        let is_user = |tid: u32| {
-            let used = self.users.get(&tid);
-            tid == task.tid || used.is_some_and(|used| now < *used + USED_FOR)
+    /// Returns the companions of a thread, each with the CPU on which it ran last. Finds each one when it is its turn. The parent comes first.
+    pub fn of(&self, task: &Task, now: Instant) -> impl Iterator<Item = (Task, u32)> + use<> {
+        let is_user = |tid: &u32| {
+            let used = self.users.get(tid);
+            *tid == task.tid || used.is_some_and(|used| now < *used + USED_FOR)
         };
-        let others = tasks::threads_of(task.pid).filter(|tid| !is_user(*tid));
-        let others = others.take(COMPANIONS_MAX).filter_map(Task::find);
-        let parent = parent_of(task.pid).filter(|(parent, _)| !is_user(parent.tid));
-        others.chain(parent).collect()
+        let pid = task.pid;
+        let others = tasks::threads_of(pid).filter(|tid| !is_user(tid));
+        let others: Vec<u32> = others.take(COMPANIONS_MAX).collect();
+        let others = others.into_iter().filter_map(Task::find);
+        // An id may have passed on to another process.
+        let others = others.filter(move |(task, _)| task.pid == pid);
+        let parent = parent_of(pid).filter(|(parent, _)| !is_user(&parent.tid));
+        parent.into_iter().chain(others)
     }
 
     /// Forgets threads and processes that have used nothing for a while.
@@ -140,7 +146,7 @@ mod tests {
         let mut companions = Companions::default();
         let found = |companions: &Companions| -> Vec<u32> {
             let found = companions.of(&me, now);
-            found.iter().map(|(task, _)| task.tid).collect()
+            found.map(|(task, _)| task.tid).collect()
         };
         let before = found(&companions);
         assert!(

@@ -26,7 +26,7 @@ use jericho_format::threads::ThreadPolicy;
 use jericho_sys::affinity;
 use parking_lot::Mutex;
 
-use super::companions::Companions;
+use super::companions::{Companions, NARROW_COMPANIONS_MAX};
 use super::laps::Laps;
 use crate::counters::MountCounts;
 use crate::move_costs::MoveCosts;
@@ -136,6 +136,7 @@ pub(super) struct Migrated {
     pub mask: NarrowMask,
     /// The note of the narrow mask; `None`: the mask is restored.
     pub note: Option<NoteIndex>,
+    pub is_companion: bool,
     pub node: usize,
     pub begun: Instant,
     /// The `placer` does not migrate the thread again before this time.
@@ -298,7 +299,23 @@ impl Placer {
     }
 
     fn bring_companions(&mut self, task: &Task, node: usize, policy: ThreadPolicy, now: Instant) {
-        for (companion, cpu) in self.companions.of(task, now) {
+        self.bring(self.companions.of(task, now), node, policy, now);
+    }
+
+    /// Moves companions, each with the CPU on which it ran last.
+    pub fn bring(
+        &mut self,
+        companions: impl Iterator<Item = (Task, u32)>,
+        node: usize,
+        policy: ThreadPolicy,
+        now: Instant,
+    ) {
+        for (companion, cpu) in companions {
+            let are_narrow = self.threads.iter();
+            let are_narrow = are_narrow.filter(|t| t.is_companion && t.note.is_some());
+            if are_narrow.count() >= NARROW_COMPANIONS_MAX {
+                break;
+            }
             let here = self.context.nodes.node_of(cpu);
             let (is_new, lap) = self.laps.used(&companion, 0, now);
             let is_always = policy == ThreadPolicy::Always;
@@ -345,6 +362,7 @@ impl Placer {
         self.threads.push(Migrated {
             mask,
             note: Some(note),
+            is_companion: why == Why::Companion,
             node,
             begun: now,
             not_before: now + PAUSE * (1 << repeats.min(4)),

@@ -2,6 +2,7 @@ use std::io::{Read, Write};
 
 use jericho_sys::affinity;
 
+use super::companions::NARROW_COMPANIONS_MAX;
 use super::placer::{Migrated, PAUSE};
 use super::*;
 use crate::narrow_masks::NarrowMask;
@@ -238,6 +239,7 @@ fn threads_that_a_migrated_thread_starts_get_the_mask_back_too_and_older_threads
         migrations.threads.push(Migrated {
             mask,
             note: Some(migrations.context.note(&mask)),
+            is_companion: false,
             node: cpu as usize,
             begun: now,
             not_before: now,
@@ -336,6 +338,56 @@ fn threads_of_a_program_on_the_fast_path_migrate_themselves() {
     is_client.store(false, Relaxed);
     migrations.serve(&order(&program, cpu), Instant::now());
     assert_eq!(program.cpus(), [cpu]);
+}
+
+#[test]
+fn the_masks_of_a_few_companions_are_narrow_at_once_and_the_others_follow() {
+    let programs: Vec<Program> = (0..=NARROW_COMPANIONS_MAX)
+        .map(|_| Program::start())
+        .collect();
+    let Some((mut migrations, cpu, all)) = migrations(&programs[0]) else {
+        return;
+    };
+    let other = all.iter().copied().find(|c| *c != cpu).unwrap();
+    let task = |program: &Program| Task::find(program.tid()).unwrap().0;
+    let bring = |migrations: &mut Placer, now| {
+        let companions = programs.iter().map(|program| (task(program), other));
+        migrations.bring(companions, cpu as usize, ThreadPolicy::Always, now);
+        let narrow = programs.iter().map(|program| program.cpus() == [cpu]);
+        narrow.collect::<Vec<bool>>()
+    };
+    let now = Instant::now();
+    let mut narrow = vec![true; NARROW_COMPANIONS_MAX];
+    narrow.push(false);
+    assert_eq!(bring(&mut migrations, now), narrow);
+    migrations.restore_masks(|_| true);
+    let rest: Vec<bool> = narrow.iter().map(|narrow| !narrow).collect();
+    assert_eq!(bring(&mut migrations, now), rest);
+    migrations.restore_masks(|_| true);
+}
+
+#[test]
+fn a_client_asks_for_companions_on_a_node_at_most_four_times_a_second() {
+    let topology = Topology::from_spec("virtual:2").unwrap();
+    let (migrator, base) = (Migrator::new(&topology, Arc::default()), Instant::now());
+    let accepts = |client, node, ms| {
+        let (asks, now) = ((client, node), time(base, ms));
+        let may_ask = migrator.may_ask(asks, now);
+        assert_eq!(may_ask, migrator.accepts(asks, now));
+        may_ask
+    };
+    assert!(accepts(1, 0, 0));
+    assert!(!accepts(1, 0, 249));
+    assert!(
+        accepts(1, 1, 249) && accepts(2, 0, 249),
+        "another node, or client"
+    );
+    assert!(accepts(1, 0, 250));
+    assert!(!accepts(1, 0, 498));
+    assert!(!accepts(1, 2, 1000), "there is no such node");
+    assert_eq!(migrator.asked.lock().len(), 3);
+    assert!(accepts(1, 0, 2000));
+    assert_eq!(migrator.asked.lock().len(), 1, "the others are forgotten");
 }
 
 #[test]
