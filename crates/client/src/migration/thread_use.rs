@@ -234,7 +234,22 @@ fn now() -> u64 {
 
 static ROOMS: Rooms = Rooms::new();
 
-thread_local!(static DICE: Cell<Option<Dice>> = const { Cell::new(None) });
+thread_local!(static DICE: OwnDice = const { OwnDice(Cell::new(None)) });
+
+/// The dice of a thread, and the thread's id. A child of fork(2) has a copy of its parent's, so dice of another thread are not used.
+#[derive(Clone)]
+struct OwnDice(Cell<Option<(u32, Dice)>>);
+
+impl OwnDice {
+    /// Throws the dice of the calling thread, whose id is `tid`.
+    fn throw(&self, tid: u32) -> f32 {
+        let own = self.0.get().filter(|(owner, _)| *owner == tid);
+        let mut dice = own.map_or(Dice::new(tid), |(_, dice)| dice);
+        let number = dice.throw();
+        self.0.set(Some((tid, dice)));
+        number
+    }
+}
 
 /// The calling thread.
 struct Myself {
@@ -283,11 +298,22 @@ impl World for Myself {
     }
 
     fn random(&mut self) -> f32 {
-        DICE.with(|dice| {
-            let mut thrown = dice.get().unwrap_or(Dice::new(affinity::current_tid()));
-            let number = thrown.throw();
-            dice.set(Some(thrown));
-            number
-        })
+        DICE.with(|dice| dice.throw(affinity::current_tid()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_children_of_a_fork_throw_different_numbers() {
+        let parent = OwnDice(Cell::new(None));
+        assert_ne!(parent.throw(7), parent.throw(7));
+        let children = [8, 9].map(|tid| {
+            let dice = parent.clone();
+            [dice.throw(tid), dice.throw(tid)]
+        });
+        assert_ne!(children[0], children[1]);
     }
 }
