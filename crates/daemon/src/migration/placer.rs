@@ -5,12 +5,13 @@
 //! mask at once.
 //!
 //! Invariants:
-//! - A narrowed mask is a subset of the original mask. If the `placer` finds another mask when it is about to restore one, the
+//! - A narrowed mask is a subset of the mask that the `placer` has read just before. If the `placer` finds another mask when it is about to restore one, the
 //!   program has set that mask. The `placer` then never changes that thread's mask again.
-//! - The `placer` restores every narrowed mask after at most [`NARROW_MAX`]. It also restores the masks of threads and processes
-//!   that inherited it. It cannot tell an inherited mask from an equal mask that such a thread has set itself in that time: the
-//!   time is short for that reason.
+//! - The `placer` restores a narrowed mask after [`NARROW_MAX`], or later if it has much to do. It also restores the masks of threads and processes
+//!   that inherited it, as far as it finds them. It cannot tell an inherited mask from an equal mask that such a thread has set itself in that time.
 //! - If the daemon is killed meanwhile, the keeper restores them (`narrow_masks`).
+//!
+//! docs/internals/migration.md (*Guarantees*) has the exceptions.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -33,7 +34,7 @@ use crate::move_costs::MoveCosts;
 use crate::narrow_masks::{Found, MaskNotes, NarrowMask, NoteIndex};
 use crate::tasks::Task;
 
-/// Longest time that a mask stays narrow. A read that waits for a device takes less.
+/// Time after which the `placer` restores a mask in any case. A read that waits for a device takes less.
 pub(super) const NARROW_MAX: Duration = Duration::from_millis(20);
 /// Time between two checks whether a thread has moved.
 const POLL: Duration = Duration::from_millis(1);
