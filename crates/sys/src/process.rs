@@ -238,6 +238,23 @@ pub fn spawn_with_standard_streams(command: &mut Command) -> io::Result<Child> {
     spawn_in_new_session(command)
 }
 
+/// Makes the kernel kill a program when the thread that starts it ends, so also when this process is killed.
+pub fn kill_with_parent(command: &mut Command) -> &mut Command {
+    let parent = i32::try_from(std::process::id())
+        .ok()
+        .and_then(Pid::from_raw);
+    let ask = move || {
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+        // The parent may have ended before the call. The program then has another parent already.
+        match rustix::process::getppid() == parent {
+            true => Ok(()),
+            false => Err(io::Error::from(rustix::io::Errno::SRCH)),
+        }
+    };
+    // SAFETY: between fork and exec only prctl(2) and getppid(2) are called, which are async-signal-safe and allocate nothing.
+    unsafe { command.pre_exec(ask) }
+}
+
 /// Makes this process the leader of a new session. Fails with EPERM when it leads a process group.
 pub fn become_session_leader() -> io::Result<()> {
     Ok(rustix::process::setsid().map(drop)?)
@@ -340,6 +357,17 @@ mod tests {
         assert!(!child.wait().unwrap().success());
         let gone = process.send(Signal::Kill).unwrap_err();
         assert_eq!(gone.raw_os_error(), Some(libc::ESRCH));
+    }
+
+    #[test]
+    fn a_program_that_asks_for_it_is_killed_with_the_thread_that_started_it() {
+        let started = std::thread::spawn(|| {
+            let mut command = Command::new("sleep");
+            kill_with_parent(command.arg("30")).spawn().unwrap()
+        });
+        let status = started.join().unwrap().wait().unwrap();
+        let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+        assert_eq!(signal, Some(libc::SIGKILL));
     }
 
     #[test]

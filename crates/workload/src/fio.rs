@@ -4,19 +4,21 @@
 //! `cpus_allowed` and `numa_mem_policy`. Its JSON has a histogram for each job.
 
 use std::collections::BTreeMap;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
+use std::fs::File;
 use std::io::Read;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use jericho_sys::process::kill_with_parent;
 use serde::Deserialize;
 
 use crate::case::Case;
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::kind::Kind;
 use crate::meter::Meter;
 use crate::run::{self, Outcome, Thread, Watched};
@@ -57,8 +59,9 @@ pub fn run(
     interrupted: &AtomicBool,
 ) -> Result<Outcome> {
     run::prepare(case.topology, threads, interrupted, case.stopping)?;
+    let opened = Opened::of(case)?;
     let mut command = Command::new("fio");
-    command.args(arguments(case, measured)?);
+    command.args(arguments(case, &opened, measured)?);
     let first = watched.now()?;
     let text = finish(&mut command, interrupted)?;
     let last = watched.now()?;
@@ -71,8 +74,41 @@ pub fn run(
     Ok(outcome)
 }
 
+/// The devices and files of a run, which this process holds open while fio runs.
+///
+/// fio takes `:`, `#`, `;` and blanks at the ends of a name for its own, and would so read or write another file than the user names. The paths of
+/// descriptors have none of these. They also lead to the same file whatever others rename.
+struct Opened(Vec<(PathBuf, File)>);
+
+impl Opened {
+    /// Opens the targets. Opens nothing if they are directories: the paths of their files already go through descriptors.
+    fn of(case: &Case) -> Result<Opened> {
+        let named = match case.scratch {
+            None => case.targets,
+            Some(_) => &[],
+        };
+        let open = |path: &Path| File::open(path).at(path, "open it for fio");
+        let opened = named
+            .iter()
+            .map(|target| Ok((target.path.clone(), open(&target.path)?)));
+        opened.collect::<Result<_>>().map(Opened)
+    }
+
+    /// Returns the path by which fio opens a file.
+    fn path_for_fio(&self, path: &Path) -> PathBuf {
+        let mut opened = self.0.iter();
+        match opened.find(|(named, _)| named == path) {
+            Some((_, file)) => {
+                let (process, fd) = (std::process::id(), file.as_raw_fd());
+                format!("/proc/{process}/fd/{fd}").into()
+            }
+            None => path.to_owned(),
+        }
+    }
+}
+
 /// Returns the arguments of fio.
-fn arguments(case: &Case, measured: Duration) -> Result<Vec<OsString>> {
+fn arguments(case: &Case, opened: &Opened, measured: Duration) -> Result<Vec<OsString>> {
     let variant = case.variant;
     let direction = match (variant.writes, variant.is_random) {
         (false, false) => "read",
@@ -118,7 +154,7 @@ fn arguments(case: &Case, measured: Duration) -> Result<Vec<OsString>> {
             if number > 0 {
                 names.push(":");
             }
-            names.push(escaped(path));
+            names.push(opened.path_for_fio(path));
         }
         all.push(names);
         all.push(format!("--offset={}", part.offset).into());
@@ -140,21 +176,9 @@ fn arguments(case: &Case, measured: Duration) -> Result<Vec<OsString>> {
     Ok(all)
 }
 
-/// Returns a name in which fio sees no separator.
-fn escaped(path: &Path) -> OsString {
-    let mut bytes = Vec::new();
-    for byte in path.as_os_str().as_bytes() {
-        if matches!(byte, b':' | b'\\') {
-            bytes.push(b'\\');
-        }
-        bytes.push(*byte);
-    }
-    OsStr::from_bytes(&bytes).to_owned()
-}
-
 /// Runs a command to its end, and returns what it has printed. Ends it, and fails, if `interrupted` is set meanwhile.
 fn finish(command: &mut Command, interrupted: &AtomicBool) -> Result<String> {
-    let spawned = command
+    let spawned = kill_with_parent(command)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -308,10 +332,5 @@ mod tests {
         let failed = JOB.replace("\"error\": 0", "\"error\": 28");
         let text = format!("{{\"jobs\": [{failed}]}}");
         assert!(error(&text, 1).contains("thread-0: No space left"));
-    }
-
-    #[test]
-    fn a_name_with_fios_separator_is_escaped() {
-        assert_eq!(escaped(Path::new("/a:b\\c")), "/a\\:b\\\\c");
     }
 }

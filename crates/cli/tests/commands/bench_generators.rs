@@ -1,7 +1,8 @@
 //! `jericho bench` beside fio: the same runs by another program, and the cost of our generator.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -63,6 +64,88 @@ fn fio_makes_the_operations_of_the_same_runs() {
         }
     }
     assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
+}
+
+#[test]
+fn fio_uses_the_file_that_the_user_names_whatever_its_name_is() {
+    let dir = directory();
+    let data = vec![7u8; 4 << 20];
+    // fio would take the name up to the # or ;, without the blanks.
+    let other = dir.path().join("a");
+    std::fs::write(&other, &data).unwrap();
+    let force = ["--generator", "fio", "--threads", "2", "--force"];
+    let force = [&force[..], &["--variant", "write-1m"]].concat();
+    for name in ["a#b", "a;b", "a ", "a\\x20b", "a:b"] {
+        let named = dir.path().join(name);
+        std::fs::write(&named, &data).unwrap();
+        let records = bench("zmio", &named, &force);
+        assert_eq!(records.len(), 1);
+        assert!(
+            std::fs::read(&named).unwrap() != data,
+            "{name} is as it was"
+        );
+        assert!(
+            std::fs::read(&other).unwrap() == data,
+            "{name}: a is written"
+        );
+    }
+}
+
+/// Returns a child process of a process, if there is one.
+fn child_of(pid: u32) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    children.ok()?.split_whitespace().next()?.parse().ok()
+}
+
+#[test]
+fn fio_ends_when_bench_is_killed() {
+    let dir = directory();
+    let file = dir.path().join("device");
+    std::fs::write(&file, vec![7u8; 4 << 20]).unwrap();
+    let mut command = jericho(["bench", "zmio", "--seconds", "1000", "--threads", "1"]);
+    let command = command.args(["--generator", "fio"]).arg(&file);
+    let mut run = command.stdout(Stdio::null()).spawn().unwrap();
+    // The first child only tells its version. It ends by itself.
+    let is_running = |pid: &u32| {
+        let arguments = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&arguments).contains("--time_based")
+    };
+    let fio = loop {
+        assert!(run.try_wait().unwrap().is_none(), "the run has ended");
+        if let Some(fio) = child_of(run.id()).filter(is_running) {
+            break fio;
+        }
+        std::thread::yield_now();
+    };
+    let fio = jericho_sys::process::Process::open(fio).unwrap();
+    run.kill().unwrap();
+    run.wait().unwrap();
+    // Without a limit of the wait, a fio that goes on would be seen after 1000 seconds.
+    let has_ended = fio.wait(Some(Duration::from_secs(60))).unwrap();
+    if !has_ended {
+        fio.send(jericho_sys::process::Signal::Kill).unwrap();
+    }
+    assert!(has_ended, "fio goes on");
+}
+
+#[test]
+fn comparing_generators_keeps_the_files_of_the_directory() {
+    let dir = directory();
+    for name in ["file", "file.topology"] {
+        std::fs::write(dir.path().join(name), "mine").unwrap();
+    }
+    let script = "../../scripts/compare-generators";
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join(script));
+    // In the place of jericho: the script ends with its first run, and removes what it has made.
+    let command = command.arg("false").arg(dir.path()).args(["--mib", "1"]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("CalledProcessError"), "{said}");
+    let left = std::fs::read_dir(dir.path()).unwrap();
+    assert_eq!(left.count(), 2);
+    for name in ["file", "file.topology"] {
+        assert_eq!(std::fs::read(dir.path().join(name)).unwrap(), b"mine");
+    }
 }
 
 #[test]

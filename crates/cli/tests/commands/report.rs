@@ -204,3 +204,21 @@ fn the_probe_that_the_user_names_is_shown_and_a_kept_one_that_is_broken_is_left_
     );
     assert!(!read(&page).contains("latency between"), "no heat map");
 }
+
+#[test]
+fn pages_for_the_browser_leave_the_other_files_of_the_directory() {
+    let dir = directory();
+    let kept = file(dir.path(), "notes", "mine");
+    // No page is made, so no browser is started.
+    let programs = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink("/bin/false", programs.path().join("chromium")).unwrap();
+    let path = std::env::var("PATH").unwrap();
+    let script = "../../scripts/report-pages";
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join(script));
+    let command = command.arg("false").arg(dir.path());
+    let command = command.env("PATH", format!("{}:{path}", programs.path().display()));
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("CalledProcessError"), "{said}");
+    assert_eq!(read(&kept), "mine");
+}
