@@ -1,10 +1,10 @@
 //! `jericho bench`: the papers' workloads on directories and devices.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -23,10 +23,11 @@ use jericho_workload::reach::{KernelFiles, Reach, Route};
 use jericho_workload::record::Record;
 use jericho_workload::schedule::Planned;
 use jericho_workload::target::Target;
+use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 use crate::args::{BenchArgs, GeneratorArg, PathArg};
-use crate::failure::{Context, Failure, Outcome, print};
+use crate::failure::{Context, Failure, Outcome, both, print};
 use crate::in_process::InProcess;
 use crate::on_mounts::OnMounts;
 use crate::{control, predict, preload, served};
@@ -58,8 +59,7 @@ fn measure(args: &BenchArgs) -> Outcome {
     let measured = targets(args, &topology, route, in_process.clone())
         .and_then(|reached| measure_by(args, &topology, options, reached));
     let closed = in_process.map_or(Ok(()), |volumes| volumes.close());
-    let code = measured?;
-    closed.map(|()| code)
+    both(measured, closed)
 }
 
 /// Returns the way to the volumes. For another way than the present one, runs this program again, with or without the library of `jericho run`.
@@ -126,7 +126,7 @@ fn targets(
         };
         return Ok((targets, reach));
     }
-    let daemon = OnMounts::of(&args.targets);
+    let daemon = OnMounts::of(&args.targets, route);
     let targets = args.targets.iter();
     let targets = targets.map(|path| Target::of(path, topology, &daemon));
     let targets = targets.collect::<Result<Vec<_>, _>>().map_err(failure)?;
@@ -164,7 +164,9 @@ fn measure_by(
     }
     let mut out = args.out.as_deref().map(open_out).transpose()?;
     let trace = args.placement_trace.as_deref();
-    let mut trace = trace.map(create_trace).transpose()?;
+    let mut trace = trace
+        .map(|path| open_trace(path, args.targets.iter().chain(&args.out)))
+        .transpose()?;
     let seconds = plan.duration().as_secs_f64();
     print(&format!(
         "{} runs, about {seconds:.0} s together\n",
@@ -232,6 +234,11 @@ fn options(args: &BenchArgs) -> Result<Options, Failure> {
         }
         seconds => seconds.map(Duration::from_secs_f64),
     };
+    if args.generator.is_some() && args.placement_trace.is_some() {
+        return Err(Failure::new(
+            "--placement-trace: fio does not tell the nodes of its accesses; leave out --generator",
+        ));
+    }
     let threads = args.threads.iter().map(|count| *count as usize).collect();
     Ok(Options {
         variants: args.variant.clone(),
@@ -265,24 +272,52 @@ fn open_out(path: &Path) -> Result<(File, &Path), Failure> {
     Ok((file, path))
 }
 
-/// Creates the file for the trace before the run, so that the run is not in vain.
-fn create_trace(path: &Path) -> Result<(File, &Path), Failure> {
-    let file = File::create(path);
+/// Opens the file for the trace before the run, so that the run is not in vain. A former trace stays in it until there is a new one. Fails if the
+/// file is one of `others`.
+fn open_trace<'a>(
+    path: &'a Path,
+    mut others: impl Iterator<Item = &'a PathBuf>,
+) -> Result<(File, &'a Path), Failure> {
+    if let Some(other) = others.find(|other| is_same_file(path, other)) {
+        return Err(Failure::new(format!(
+            "{}: the placement trace would overwrite {}; name another file",
+            path.display(),
+            other.display()
+        )));
+    }
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create(true).truncate(false).open(path);
     let file = file.context(format_args!(
-        "{}: cannot create it for the placement trace",
+        "{}: cannot open it for the placement trace",
         path.display()
     ))?;
     Ok((file, path))
 }
 
-fn write_trace(file: &mut File, lines: &[jericho_workload::trace::Line]) -> Result<(), Failure> {
+/// Returns whether two paths lead to the same file, which exists.
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| {
+        let metadata = std::fs::metadata(path).ok()?;
+        Some((metadata.dev(), metadata.ino()))
+    };
+    identity(one).is_some_and(|one| identity(other) == Some(one))
+}
+
+/// Writes a trace in the place of a former one.
+fn write_trace(file: &mut File, lines: &[impl Serialize]) -> Result<(), Failure> {
     let mut text = String::new();
     for line in lines {
         text += &serde_json::to_string(line).context("cannot write JSON")?;
         text.push('\n');
     }
-    file.write_all(text.as_bytes())
-        .context("cannot write the placement trace")
+    // A pipe or a terminal has no length.
+    let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
+    let emptied = match is_file {
+        true => file.set_len(0),
+        false => Ok(()),
+    };
+    let written = emptied.and_then(|()| file.write_all(text.as_bytes()));
+    written.context("cannot write the placement trace")
 }
 
 /// Returns whether the last line of a file has no end, because a program was killed or the disk was full.
@@ -297,14 +332,33 @@ fn append(file: &mut File, record: &Record) -> Result<(), Failure> {
     let mut line = serde_json::to_string(record).context("cannot write JSON")?;
     line.push('\n');
     let before = file.metadata().map(|metadata| metadata.len());
-    let written = file.write_all(line.as_bytes());
-    if written.is_err()
+    let (mut left, mut result) = (line.as_bytes(), Ok(()));
+    while !left.is_empty() && result.is_ok() {
+        result = match file.write(left) {
+            Ok(0) => Err(ErrorKind::WriteZero.into()),
+            Ok(count) => {
+                left = &left[count..];
+                Ok(())
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(()),
+            Err(error) => Err(error),
+        };
+    }
+    if result.is_err()
         && let Ok(before) = before
     {
-        // A pipe has no length. The error of the write says what is wrong.
-        let _ = file.set_len(before);
+        take_back(file, before, (line.len() - left.len()) as u64);
     }
-    written.context("cannot write a result")
+    result.context("cannot write a result")
+}
+
+/// Takes back the bytes that were appended to a file. Does nothing if another program has appended, too: its line would be lost.
+fn take_back(file: &File, before_bytes: u64, appended_bytes: u64) {
+    let now_bytes = file.metadata().map(|metadata| metadata.len());
+    if now_bytes.is_ok_and(|now_bytes| now_bytes == before_bytes + appended_bytes) {
+        // A pipe has no length. The error of the write says what is wrong.
+        let _ = file.set_len(before_bytes);
+    }
 }
 
 /// Returns a bar on standard error. It hides itself where that is no terminal.
@@ -366,4 +420,37 @@ fn line(record: &Record) -> String {
         local,
         cycles
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_another_program_is_never_taken_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("results");
+        std::fs::write(&path, "one\ntw").unwrap();
+        let file = File::options().append(true).open(&path).unwrap();
+        take_back(&file, 4, 2);
+        assert_eq!(std::fs::read(&path).unwrap(), b"one\n");
+        // Between the look at the length and the write, another program has appended.
+        std::fs::write(&path, "one\nother\ntw").unwrap();
+        take_back(&file, 4, 2);
+        assert_eq!(std::fs::read(&path).unwrap(), b"one\nother\ntw");
+    }
+
+    #[test]
+    fn a_former_trace_stays_until_there_is_a_new_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, out) = (dir.path().join("trace"), dir.path().join("out"));
+        std::fs::write(&path, "a former trace, which is long").unwrap();
+        let (mut file, _) = open_trace(&path, [&out].into_iter()).unwrap();
+        assert!(std::fs::read(&path).unwrap().starts_with(b"a former"));
+        write_trace(&mut file, &[1, 2]).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"1\n2\n");
+        std::fs::hard_link(&path, &out).unwrap();
+        let refused = open_trace(&path, [&out].into_iter()).unwrap_err();
+        assert!(refused.to_string().contains("would overwrite"), "{refused}");
+    }
 }

@@ -24,6 +24,14 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
+/// Returns the first result if the second one is no failure. If both are failures, the message has both.
+pub fn both<T>(first: Result<T, Failure>, second: Result<(), Failure>) -> Result<T, Failure> {
+    match (first, second) {
+        (Err(first), Err(second)) => Err(Failure(format!("{first}; {second}"))),
+        (first, second) => second.and(first),
+    }
+}
+
 /// Adds the failed action in front of an error.
 pub trait Context<T> {
     fn context(self, doing: impl fmt::Display) -> Result<T, Failure>;
@@ -52,4 +60,19 @@ pub fn print_json<T: serde::Serialize>(value: &T) -> Result<(), Failure> {
     let mut text = serde_json::to_string(value).context("cannot write JSON")?;
     text.push('\n');
     print(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_failure_hides_another_one() {
+        let failed = |what: &str| Err(Failure::new(what));
+        assert_eq!(both(Ok(1), Ok(())), Ok(1));
+        assert_eq!(both(Ok(1), failed("close")), Err(Failure::new("close")));
+        assert_eq!(both::<()>(failed("run"), Ok(())), Err(Failure::new("run")));
+        let all = both::<()>(failed("run"), failed("close"));
+        assert_eq!(all, Err(Failure::new("run; close")));
+    }
 }

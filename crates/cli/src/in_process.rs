@@ -19,7 +19,7 @@ use jericho_topology::{NodeId, Topology};
 use jericho_workload::reach::{Daemon, Files, Filesystem, InlinePages, OpenFile, Opening};
 use jericho_workload::target::Target;
 
-use crate::failure::{Context, Failure};
+use crate::failure::{Context, Failure, both};
 use crate::on_mounts::devices_in;
 
 /// Unit of the counts of free space.
@@ -54,9 +54,8 @@ impl InProcess {
             match mounted.context(path.display()) {
                 Ok(mounted) => opened.volumes.push((path.clone(), mounted)),
                 Err(failure) => {
-                    // Nothing was written to the others. The first failure is reported.
-                    let _ = opened.close();
-                    return Err(failure);
+                    // Opening may have replayed the journals of the others, so their close may fail, too.
+                    return both(Err(failure), opened.close());
                 }
             }
         }
@@ -83,8 +82,8 @@ impl InProcess {
                 path.display()
             ))
         });
-        // Closes all, and reports the first failure.
-        closed.fold(Ok(()), Result::and)
+        // Closes all, and reports all failures.
+        closed.fold(Ok(()), both)
     }
 
     /// Returns the volume of a path and the names behind it.

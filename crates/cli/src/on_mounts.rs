@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use jericho_daemon::{Stat, ThreadPolicy};
 use jericho_topology::NodeId;
-use jericho_workload::reach::{Daemon, InlinePages};
+use jericho_workload::reach::{Daemon, InlinePages, Route};
 
 use crate::control;
 
@@ -12,16 +12,19 @@ use crate::control;
 pub struct OnMounts {
     /// One directory for each target on a Jericho mount.
     dirs: Vec<PathBuf>,
+    /// How this process reaches them.
+    route: Route,
 }
 
 impl OnMounts {
     /// Asks about these targets. Those that are on no Jericho mount count for nothing.
-    pub fn of(targets: &[PathBuf]) -> OnMounts {
+    pub fn of(targets: &[PathBuf], route: Route) -> OnMounts {
         let on_jericho = targets
             .iter()
             .filter(|target| control::where_is(target).is_ok());
         OnMounts {
             dirs: on_jericho.cloned().collect(),
+            route,
         }
     }
 }
@@ -46,19 +49,35 @@ impl Daemon for OnMounts {
                 mounts.push(stat);
             }
         }
-        let own = std::process::id();
-        let clients = mounts.iter().flat_map(|stat| &stat.clients);
-        let mut pages = InlinePages::default();
-        for client in clients.filter(|client| client.pid == own) {
-            pages.local = pages.local.saturating_add(client.local);
-            pages.remote = pages.remote.saturating_add(client.remote);
+        if mounts.is_empty() {
+            return None;
         }
-        (!mounts.is_empty()).then_some(pages)
+        let clients = mounts.iter().flat_map(|stat| &stat.clients);
+        let own = std::process::id();
+        let pages = clients
+            .filter(|client| client.pid == own)
+            .map(|client| (client.local, client.remote));
+        inline_pages(pages, self.route)
     }
 
     fn devices_of(&self, path: &Path) -> Option<Vec<PathBuf>> {
         devices_in(&control::stat(path).ok()?)
     }
+}
+
+/// Adds up the local and remote pages of this process's clients. Returns `None` if there must be a client and is none: in a container, the daemon
+/// may know this process by another id.
+fn inline_pages(clients: impl Iterator<Item = (u64, u64)>, route: Route) -> Option<InlinePages> {
+    let mut clients = clients.peekable();
+    if route == Route::Fast {
+        clients.peek()?;
+    }
+    Some(
+        clients.fold(InlinePages::default(), |sum, (local, remote)| InlinePages {
+            local: sum.local.saturating_add(local),
+            remote: sum.remote.saturating_add(remote),
+        }),
+    )
 }
 
 /// Returns the devices of a volume: the lines of its counters begin with their names. `None` if a line is not understood.
@@ -68,4 +87,23 @@ pub fn devices_in(stat: &Stat) -> Option<Vec<PathBuf>> {
         Some(PathBuf::from(&line[..end]))
     };
     stat.devices.iter().map(name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_the_daemon_does_not_know_has_no_count_instead_of_zero() {
+        let none = || std::iter::empty();
+        assert_eq!(inline_pages(none(), Route::Fast), None);
+        let zero = InlinePages::default();
+        assert_eq!(inline_pages(none(), Route::Kernel), Some(zero));
+        let two = [(1, 10), (2, 20)].into_iter();
+        let sum = InlinePages {
+            local: 3,
+            remote: 30,
+        };
+        assert_eq!(inline_pages(two, Route::Fast), Some(sum));
+    }
 }

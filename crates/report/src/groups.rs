@@ -35,6 +35,8 @@ pub struct Conditions<'a> {
     pub targets: &'a [String],
     /// The way to the data. Empty: unknown.
     pub path: &'a str,
+    /// For `fast`, whether a page was accessed inline. `None`: unknown, or another way.
+    pub is_inline: Option<bool>,
     /// What made the operations. Empty: `jericho bench`.
     pub generator: &'a str,
     /// For direct workloads, what made the transfers. Empty: unknown.
@@ -78,6 +80,10 @@ impl<'a> Conditions<'a> {
             workload: &run.workload,
             targets: &run.targets,
             path: &run.path,
+            is_inline: run
+                .inline_pages
+                .filter(|_| run.path == "fast")
+                .map(|pages| pages.local > 0 || pages.remote > 0),
             generator: &run.generator,
             engine: &run.engine,
             data_bytes: run.data_bytes,
@@ -104,7 +110,11 @@ impl<'a> Conditions<'a> {
         };
         let path = match self.path {
             "mount" => " (Jericho mount)",
-            "fast" => " (Jericho, hits inline)",
+            "fast" => match self.is_inline {
+                Some(true) => " (Jericho, hits inline)",
+                Some(false) => " (Jericho, fast path without a hit inline)",
+                None => " (Jericho, fast path, hits unknown)",
+            },
             "process" => " (Jericho volume in the process)",
             _ => "",
         };
@@ -266,6 +276,7 @@ pub fn median_cycles(runs: &[&Run], of: impl Fn(&Run) -> Option<Cycles>) -> Opti
 mod tests {
     use super::*;
     use crate::example::run;
+    use crate::line::InlinePages;
 
     #[test]
     fn machines_and_conditions_are_never_in_one_curve() {
@@ -307,6 +318,19 @@ mod tests {
             machines[0].blocks[0].variants[0].series[0].points[&1].len(),
             2
         );
+    }
+
+    #[test]
+    fn only_runs_with_hits_inline_are_called_so() {
+        let mut run = run(("scan", "read"), "best", 1, 1e9);
+        run.path = "fast".into();
+        let mut name = |pages: Option<u64>| {
+            run.inline_pages = pages.map(|local| InlinePages { local, remote: 0 });
+            Conditions::of(&run).name()
+        };
+        assert!(name(Some(9)).ends_with("(Jericho, hits inline)"));
+        assert!(name(Some(0)).ends_with("without a hit inline)"));
+        assert!(name(None).ends_with("hits unknown)"));
     }
 
     #[test]

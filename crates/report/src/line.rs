@@ -75,6 +75,9 @@ pub struct Run {
     pub cpio: Option<Cycles>,
     /// Cycles of the whole machine for each 512 bytes that the programs moved.
     pub cycles_per_moved_sector: Option<Cycles>,
+    /// Pages that the threads accessed inline. `None`: unknown.
+    #[serde(default)]
+    pub inline_pages: Option<InlinePages>,
     /// The kinds of CPU time that the kernel samples.
     #[serde(default)]
     pub sampled: Vec<String>,
@@ -83,6 +86,15 @@ pub struct Run {
     /// What a reader must know.
     #[serde(default)]
     pub notes: Vec<String>,
+}
+
+/// Pages that threads accessed inline, by the place of the page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct InlinePages {
+    /// On the node of the thread.
+    pub local: u64,
+    /// On other nodes.
+    pub remote: u64,
 }
 
 /// Cycles by kind of CPU time.

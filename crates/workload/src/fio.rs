@@ -21,6 +21,7 @@ use crate::case::Case;
 use crate::error::{Context, Error, Result};
 use crate::kind::Kind;
 use crate::meter::Meter;
+use crate::placement::{Placement, Use, Way};
 use crate::run::{self, Outcome, Thread, Watched};
 use crate::seats::Seat;
 use crate::work;
@@ -39,8 +40,21 @@ pub fn version() -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Fails if fio has no such workload.
-pub fn check(kind: Kind) -> Result<()> {
+/// Fails if fio has no such workload, or does not do what the name of the placement says.
+pub fn check(kind: Kind, placement: Placement) -> Result<()> {
+    let reason = match (placement.only, placement.usage) {
+        (Some(Way::Direct), Use::Load(_)) => {
+            "fio adds up no bytes; use TLORP0I0 or TRORP0I0, or leave out --generator"
+        }
+        (Some(Way::Cached), _) => {
+            "fio drops no cached pages, so after its first pass the devices move nothing; use best, worst or native, or leave out --generator"
+        }
+        _ => "",
+    };
+    if !reason.is_empty() {
+        let name = placement.name;
+        return Err(Error::new(format!("the placement {name}: {reason}")));
+    }
     match kind {
         Kind::Zmio | Kind::Scan | Kind::Dd => Ok(()),
         _ => Err(Error::new(format!(
@@ -319,6 +333,32 @@ mod tests {
             (2, 300)
         );
         assert_eq!(seconds, 0.5);
+    }
+
+    #[test]
+    fn fio_is_not_called_what_it_does_not_do() {
+        let check = |kind, name| check(kind, Placement::named(name).unwrap());
+        for (kind, name) in [
+            (Kind::Zmio, "TLORP0I0"),
+            (Kind::Dd, "TRORP0I0"),
+            (Kind::Zmio, "best"),
+            (Kind::Scan, "native"),
+            (Kind::Scan, "worst"),
+        ] {
+            check(kind, name).unwrap();
+        }
+        for (kind, name, reason) in [
+            (Kind::Zmio, "TLORPLIR", "adds up no bytes"),
+            (Kind::Zmio, "TRORPRIR", "adds up no bytes"),
+            (Kind::Scan, "TRLCPL", "drops no cached pages"),
+            (Kind::Scan, "TRRCPR", "drops no cached pages"),
+        ] {
+            let refused = check(kind, name).unwrap_err().to_string();
+            assert!(
+                refused.contains(reason) && refused.contains(name),
+                "{refused}"
+            );
+        }
     }
 
     #[test]

@@ -107,6 +107,6 @@ fn check_generator(kind: Kind, options: &Options, route: Route) -> Result<()> {
         (Generator::Fio(_), _) if options.with_mstress => Err(Error::new(
             "--with-mstress is for our own threads; leave out --generator",
         )),
-        (Generator::Fio(_), _) => fio::check(kind),
+        (Generator::Fio(_), _) => fio::check(kind, options.placement),
     }
 }

@@ -15,7 +15,7 @@ use crate::fits::{Fitting, check_targets, choose};
 use crate::machine::{self, Machine, SECTOR_BYTES};
 use crate::options::{Generator, Options};
 use crate::placement::{Placement, Way};
-use crate::reach::{Reach, Route};
+use crate::reach::{InlinePages, Reach, Route};
 use crate::record::{FORMAT, MachineRecord, Record, SAMPLED, SeatRecord, latencies};
 use crate::room;
 use crate::run::{self, Outcome, Timing, Watched};
@@ -187,6 +187,10 @@ impl<'a> Plan<'a> {
         record
             .notes
             .extend(note_on_transfers(placement, moved, sectors));
+        if self.options.generator == Generator::Own {
+            let note = note_on_inline(self.reach.route, outcome.inline_pages);
+            record.notes.extend(note);
+        }
         Ok((record, outcome))
     }
 
@@ -335,6 +339,23 @@ fn note_on_transfers(
     }
 }
 
+/// Returns what a reader must know about a run on the fast path of which Jericho counts no page.
+fn note_on_inline(route: Route, pages: Option<InlinePages>) -> Option<String> {
+    if route != Route::Fast {
+        return None;
+    }
+    let note = match pages {
+        None => {
+            "The daemon knows no process with this id that accesses pages inline: perhaps all accesses went through the kernel. Does the mount's --fast-path include this user? In a container, the daemon sees another id."
+        }
+        Some(pages) if pages == InlinePages::default() => {
+            "No page was accessed inline: all accesses went through the kernel."
+        }
+        Some(_) => return None,
+    };
+    Some(note.to_owned())
+}
+
 /// Returns all runs, and checks that the targets and the memory have room for each.
 fn runs(
     topology: &Topology,
@@ -382,6 +403,17 @@ fn runs(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_fast_path_without_an_inline_page_says_so() {
+        let pages = |local| Some(InlinePages { local, remote: 0 });
+        let note = note_on_inline(Route::Fast, pages(0)).unwrap();
+        assert!(note.contains("No page was accessed inline"), "{note}");
+        let note = note_on_inline(Route::Fast, None).unwrap();
+        assert!(note.contains("--fast-path"), "{note}");
+        assert_eq!(note_on_inline(Route::Fast, pages(1)), None);
+        assert_eq!(note_on_inline(Route::Kernel, pages(0)), None);
+    }
 
     #[test]
     fn a_placement_of_transfers_says_so_if_the_devices_moved_little() {

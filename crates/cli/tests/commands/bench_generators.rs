@@ -190,6 +190,12 @@ fn what_fio_cannot_do_is_refused_and_a_missing_fio_is_named() {
     };
     assert!(refused("fsmark", &[]).contains("zmio, scan and dd"));
     assert!(refused("scan", &["--with-mstress"]).contains("--with-mstress"));
+    assert!(refused("zmio", &["--placement", "TLORPLIR"]).contains("adds up no bytes"));
+    let trace = dir.path().join("trace");
+    std::fs::write(&trace, "a former trace").unwrap();
+    let traced = ["--placement-trace", trace.to_str().unwrap()];
+    assert!(refused("scan", &traced).contains("does not tell the nodes"));
+    assert_eq!(std::fs::read(&trace).unwrap(), b"a former trace");
     let mut missing = jericho(["bench", "scan", "--generator", "fio"]);
     missing.arg(dir.path()).env("PATH", "/does/not/exist");
     assert!(fail(&mut missing, 1).contains("package fio"));
