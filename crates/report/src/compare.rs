@@ -89,6 +89,8 @@ pub enum Verdict {
     TooFew,
     /// A run moved nothing.
     NoThroughput,
+    /// A side is of an emulated machine, whose speeds mean nothing.
+    Emulated,
 }
 
 /// A comparison.
@@ -102,7 +104,7 @@ pub struct Pair {
     pub a: Side,
     /// The second file.
     pub b: Side,
-    /// B to A. `None`: a run moved nothing.
+    /// B to A. `None`: a run moved nothing, or a machine is emulated.
     pub ratio: Option<Ratio>,
     /// What they tell.
     pub verdict: Verdict,
@@ -135,9 +137,19 @@ pub fn compare(a: &Results, b: &Results) -> Comparison {
             continue;
         };
         match pairs_of_settings(runs_a, runs_b) {
-            Some(pairs) => {
-                for (a, b) in pairs {
-                    comparison.add(key, &a, &b);
+            Some(settings) => {
+                for (a, b) in &settings.pairs {
+                    comparison.add(key, a, b);
+                }
+                let alone = [(settings.only_a, "first"), (settings.only_b, "second")];
+                for (runs, file) in alone {
+                    comparison.left_out.extend(runs.iter().map(|run| {
+                        let (on, machine) = (Conditions::of(run).name(), &run.machine);
+                        format!(
+                            "{}: the runs on {on} with {}, kernel {} and Jericho {} are only in the {file} file",
+                            name(key), machine.cpu_model, machine.kernel, machine.jericho
+                        )
+                    }));
                 }
             }
             None => comparison.left_out.push(format!(
@@ -164,8 +176,18 @@ fn by_key(runs: &[Run]) -> BTreeMap<Key, Vec<&Run>> {
 
 type Sides<'a> = (Vec<&'a Run>, Vec<&'a Run>);
 
-/// Returns the runs that are compared: those of equal settings, or all if each side has one setting. Returns `None` if there are none.
-fn pairs_of_settings<'a>(a: &[&'a Run], b: &[&'a Run]) -> Option<Vec<Sides<'a>>> {
+/// Runs of the same conditions by their settings.
+struct Settings<'a> {
+    /// The runs that are compared.
+    pairs: Vec<Sides<'a>>,
+    /// A run of each setting that only the first file has.
+    only_a: Vec<&'a Run>,
+    /// A run of each setting that only the second file has.
+    only_b: Vec<&'a Run>,
+}
+
+/// Pairs runs of equal settings, or all runs if each side has one setting. Returns `None` if there is no pair.
+fn pairs_of_settings<'a>(a: &[&'a Run], b: &[&'a Run]) -> Option<Settings<'a>> {
     let split = |runs: &[&'a Run]| {
         let mut settings: BTreeMap<_, Vec<&'a Run>> = BTreeMap::new();
         for run in runs {
@@ -174,13 +196,23 @@ fn pairs_of_settings<'a>(a: &[&'a Run], b: &[&'a Run]) -> Option<Vec<Sides<'a>>>
         settings
     };
     let (of_a, mut of_b) = (split(a), split(b));
+    let mut settings = Settings {
+        pairs: Vec::new(),
+        only_a: Vec::new(),
+        only_b: Vec::new(),
+    };
     if of_a.len() == 1 && of_b.len() == 1 {
-        return Some(vec![(a.to_vec(), b.to_vec())]);
+        settings.pairs.push((a.to_vec(), b.to_vec()));
+        return Some(settings);
     }
-    let equal = of_a
-        .into_iter()
-        .filter_map(|(setting, a)| Some((a, of_b.remove(&setting)?)));
-    Some(equal.collect::<Vec<_>>()).filter(|pairs| !pairs.is_empty())
+    for (setting, a) in of_a {
+        match of_b.remove(&setting) {
+            Some(b) => settings.pairs.push((a, b)),
+            None => settings.only_a.extend(a.first()),
+        }
+    }
+    settings.only_b = of_b.values().filter_map(|b| b.first().copied()).collect();
+    (!settings.pairs.is_empty()).then_some(settings)
 }
 
 impl Comparison {
@@ -194,17 +226,24 @@ impl Comparison {
         let rates = |runs: &[&Run]| -> Vec<f64> {
             runs.iter().map(|run| run.throughput_bytes_per_s).collect()
         };
-        let ratio = ratio(&rates(a), &rates(b));
+        let is_emulated = [a[0], b[0]]
+            .iter()
+            .any(|run| run.machine.evidence() == Evidence::Emulated);
+        let (ratio, verdict) = match is_emulated {
+            true => (None, Verdict::Emulated),
+            false => {
+                let ratio = ratio(&rates(a), &rates(b));
+                (ratio, verdict(ratio))
+            }
+        };
         self.pairs.push(Pair {
             key: key.clone(),
             on: Conditions::of(a[0]).name(),
             a: side(a),
             b: side(b),
             ratio,
-            verdict: verdict(ratio),
-            is_emulated: [a[0], b[0]]
-                .iter()
-                .any(|run| run.machine.evidence() == Evidence::Emulated),
+            verdict,
+            is_emulated,
             differences: differences(a, b),
         });
     }
@@ -233,6 +272,10 @@ impl Comparison {
         }
         if none > 0 {
             text += &format!(", {none} without throughput");
+        }
+        let emulated = count(Verdict::Emulated);
+        if emulated > 0 {
+            text += &format!(", {emulated} without a verdict because a machine is emulated");
         }
         text
     }
@@ -396,12 +439,34 @@ mod tests {
         let comparison = compare(&a, &b);
         assert_eq!(comparison.pairs[0].b.runs, 2);
         assert!(comparison.machines_differ.is_empty());
+        // The other setting is not dropped silently.
+        let left_out = &comparison.left_out;
+        assert!(
+            left_out.len() == 1
+                && left_out[0].contains("/mnt/other with Example CPU, kernel 6.19 and Jericho 0.2.0 are only in the second file"),
+            "{left_out:?}"
+        );
         b.runs[2].targets = vec!["/mnt/third".into()];
         b.runs[3].targets = vec!["/mnt/third".into()];
         let comparison = compare(&a, &b);
         assert!(
             comparison.pairs.is_empty() && comparison.left_out[0].contains("several targets"),
             "{comparison:?}"
+        );
+    }
+
+    #[test]
+    fn an_emulated_machine_is_neither_faster_nor_slower() {
+        let (mut a, mut b) = (results(&[1.0; 4]), results(&[9.0; 4]));
+        for run in a.runs.iter_mut().chain(&mut b.runs) {
+            run.machine.cpu_model = "QEMU TCG CPU".into();
+        }
+        let pair = only(&a, &b);
+        assert_eq!((pair.verdict, pair.ratio), (Verdict::Emulated, None));
+        let summary = compare(&a, &b).summary();
+        assert!(
+            summary.contains("0 faster, 0 slower, 0 no difference, 1 without a verdict"),
+            "{summary}"
         );
     }
 }

@@ -1,13 +1,13 @@
 //! What the results of a machine have to say to a figure of a paper: a quotient by the figure's rule, or why there is none.
 
-use crate::groups::{Block, OfMachine, Series, values};
+use crate::groups::{Block, Conditions, OfMachine, Series, values};
 use crate::line::{Evidence, Run};
 use crate::papers::{At, Figure, Measure, Quotient, Rule};
 use crate::statistics::{Ratio, ratio};
 use crate::text;
 
-/// Most quotients of one figure and machine: one for each set of conditions.
-const MOST: usize = 4;
+/// Most quotients of one figure and machine that a page shows. An answer has one more if there are more.
+pub const MOST: usize = 4;
 
 /// The answer to a figure.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,7 +53,7 @@ pub fn answer(figure: &Figure, of: &OfMachine) -> Answer {
         Rule::Cannot(_) => vec![],
     };
     match quotes.is_empty() {
-        true => Answer::No(missing(&figure.rule)),
+        true => Answer::No(unlike(&figure.rule, of).unwrap_or_else(|| missing(&figure.rule))),
         false => Answer::Measured(quotes),
     }
 }
@@ -61,6 +61,12 @@ pub fn answer(figure: &Figure, of: &OfMachine) -> Answer {
 /// Describes a rule.
 pub fn describe(rule: &Rule) -> String {
     let threads = |threads: u32| format!("at {threads} threads, else at the most threads of both");
+    let picked = |from: u32, which: &str| match from {
+        1 => format!("at the number of threads with the {which} value, without an interval"),
+        _ => format!(
+            "at the number of threads from {from} on with the {which} value, without an interval"
+        ),
+    };
     match rule {
         Rule::Placements(Quotient {
             form,
@@ -71,10 +77,9 @@ pub fn describe(rule: &Rule) -> String {
         }) => {
             let at = match at {
                 At::Threads(number) => threads(*number),
-                At::Largest(1) => "at the number of threads with the largest difference".to_owned(),
-                At::Largest(from) => {
-                    format!("at the number of threads from {from} on with the largest difference")
-                }
+                At::Largest(from) => picked(*from, "largest"),
+                At::Smallest(from) => picked(*from, "smallest"),
+                At::Most => "at the most threads of both".to_owned(),
                 At::Mean => "mean over all numbers of threads of both".to_owned(),
             };
             format!(
@@ -154,6 +159,52 @@ fn missing(rule: &Rule) -> String {
     }
 }
 
+/// Says why there is no quotient although both sides are there. Returns `None` if a side is missing.
+fn unlike(rule: &Rule, of: &OfMachine) -> Option<String> {
+    let side = |form, placements: &[&str], is_side: &dyn Fn(&Conditions) -> bool| {
+        let blocks = of.blocks.iter();
+        let mut blocks = blocks.filter(|block| is_side(&block.conditions));
+        blocks.find(|block| find(block, form, placements).is_some())
+    };
+    let (over, under) = match *rule {
+        Rule::Placements(Quotient {
+            form, over, under, ..
+        }) => {
+            let alone = |of: &Conditions| !of.with_mstress;
+            let has_both = |block: &&Block| {
+                let has = |placements| find(block, form, placements).is_some();
+                alone(&block.conditions) && has(over) && has(under)
+            };
+            if of.blocks.iter().any(|block| has_both(&block)) {
+                return Some("Both sides are in these files, but not with the same number of threads, or a run has no such value, or 0. Cycles for each sector need longer runs, on devices that move data (--as-paper).".into());
+            }
+            (side(form, over, &alone), side(form, under, &alone))
+        }
+        Rule::Stacks { form, .. } => {
+            let is = |jericho| {
+                move |of: &Conditions| !of.with_mstress && of.is_jericho() == Some(jericho)
+            };
+            (
+                side(form, &["best", "proper"], &is(true)),
+                side(form, &["native"], &is(false)),
+            )
+        }
+        Rule::BesideMstress {
+            form, placements, ..
+        } => (
+            side(form, placements, &|of| of.with_mstress),
+            side(form, placements, &|of| !of.with_mstress),
+        ),
+        Rule::Cannot(_) => (None, None),
+    };
+    let (over, under) = over.zip(under)?;
+    Some(format!(
+        "Both sides are in these files, but under conditions that are never divided, or with other numbers of threads. For example: {}, and {}. Name the same targets in both commands, and the same --seconds: without it, the size of the data follows the speed of the device.",
+        named(&over.conditions),
+        named(&under.conditions)
+    ))
+}
+
 fn of_placements(quotient: Quotient, of: &OfMachine) -> Vec<Quote> {
     let blocks = of
         .blocks
@@ -163,11 +214,32 @@ fn of_placements(quotient: Quotient, of: &OfMachine) -> Vec<Quote> {
         let over = find(block, quotient.form, quotient.over);
         let under = find(block, quotient.form, quotient.under);
         match over.zip(under) {
-            Some((over, under)) => quotes(over, under, quotient.measure, quotient.at),
+            Some((over, under)) => {
+                let quotes = quotes(over, under, quotient.measure, quotient.at);
+                on(&block.conditions, quotes)
+            }
             None => vec![],
         }
     });
-    quotes.take(MOST).collect()
+    quotes.take(MOST + 1).collect()
+}
+
+/// Names the conditions of quotients.
+fn on(conditions: &Conditions, mut quotes: Vec<Quote>) -> Vec<Quote> {
+    for quote in &mut quotes {
+        quote.of = format!("{}; {}", named(conditions), quote.of);
+    }
+    quotes
+}
+
+/// Names conditions with the size of the data.
+fn named(conditions: &Conditions) -> String {
+    let sizes = match (conditions.data_bytes, conditions.as_paper) {
+        (0, _) => String::new(),
+        (bytes, false) => format!(", {} of data", text::bytes(bytes)),
+        (bytes, true) => format!(", at most {} of data as in the paper", text::bytes(bytes)),
+    };
+    conditions.name() + &sizes
 }
 
 fn of_stacks(form: (&str, &str), threads: u32, of: &OfMachine) -> Vec<Quote> {
@@ -193,14 +265,14 @@ fn of_stacks(form: (&str, &str), threads: u32, of: &OfMachine) -> Vec<Quote> {
     let quotes = pairs
         .filter(is_alike)
         .flat_map(|((mine, over), (theirs, under))| {
-            let name = |block: &Block| block.conditions.name();
+            let name = |block: &Block| named(&block.conditions);
             let mut quotes = quotes(over, under, Measure::Throughput, At::Threads(threads));
             for quote in &mut quotes {
                 quote.of = format!("{} over {}; {}", name(mine), name(theirs), quote.of);
             }
             quotes
         });
-    quotes.take(MOST).collect()
+    quotes.take(MOST + 1).collect()
 }
 
 fn beside_mstress(
@@ -215,7 +287,7 @@ fn beside_mstress(
         .filter(|block| block.conditions.with_mstress);
     let quotes = beside.flat_map(|block| {
         let alone = of.blocks.iter().find(|other| {
-            let same = crate::groups::Conditions {
+            let same = Conditions {
                 with_mstress: true,
                 ..other.conditions.clone()
             };
@@ -226,10 +298,11 @@ fn beside_mstress(
             Some((over, find(alone, form, &[over.placement])?))
         });
         pair.map_or(vec![], |(over, under)| {
-            quotes(over, under, Measure::Throughput, At::Threads(threads))
+            let quotes = quotes(over, under, Measure::Throughput, At::Threads(threads));
+            on(&block.conditions, quotes)
         })
     });
-    quotes.take(MOST).collect()
+    quotes.take(MOST + 1).collect()
 }
 
 /// Finds the first of the placements that the form of the workload was measured with.
@@ -285,11 +358,21 @@ fn quotes(over: &Series, under: &Series, measure: Measure, at: At) -> Vec<Quote>
             let exact = all.iter().find(|(threads, _)| *threads == wanted);
             exact.or(all.last()).copied().map(quote)
         }
-        At::Largest(from) => {
-            let difference = |(_, ratio): &(u32, Ratio)| ratio.estimate.ln().abs();
+        At::Most => all.last().copied().map(quote),
+        At::Largest(from) | At::Smallest(from) => {
             let enough = all.iter().filter(|(threads, _)| *threads >= from);
-            let largest = enough.max_by(|one, other| difference(one).total_cmp(&difference(other)));
-            largest.copied().map(quote)
+            let by = |one: &&(u32, Ratio), other: &&(u32, Ratio)| {
+                one.1.estimate.total_cmp(&other.1.estimate)
+            };
+            let picked = match at {
+                At::Smallest(_) => enough.min_by(by),
+                _ => enough.max_by(by),
+            };
+            // The interval of a picked number does not hold: the more numbers there are, the further from 1 the picked one is by chance.
+            picked.map(|(threads, ratio)| {
+                let interval = None;
+                quote((*threads, Ratio { interval, ..*ratio }))
+            })
         }
         At::Mean => {
             let sum: f64 = all.iter().map(|(_, ratio)| ratio.estimate).sum();
@@ -399,7 +482,10 @@ mod tests {
         let best = figure("figure 10", "best over worst");
         let quote = first(best, &runs);
         assert_eq!((quote.ratio.estimate, quote.threads), (1.5, Some(2)));
-        assert_eq!(quote.of, "proper over worst, 2 threads, 1 run of each");
+        assert_eq!(
+            quote.of,
+            "/mnt/data, 256 MiB of data; proper over worst, 2 threads, 1 run of each"
+        );
         runs.extend([run(form, "best", 64, 8e9), run(form, "worst", 64, 1e9)]);
         let quote = first(best, &runs);
         assert_eq!((quote.ratio.estimate, quote.threads), (8.0, Some(64)));
@@ -410,7 +496,13 @@ mod tests {
         let form = ("scan", "randread");
         let mut runs = vec![run(form, "best", 2, 3e9), run(form, "worst", 2, 2e9)];
         runs[1].data_bytes = 1;
-        let missing = reason(figure("figure 10", "best over worst"), &runs);
+        let best = figure("figure 10", "best over worst");
+        let unlike = reason(best, &runs);
+        assert!(
+            unlike.contains("256 MiB of data, and /mnt/data, 1 B"),
+            "{unlike}"
+        );
+        let missing = reason(best, &runs[..1]);
         assert!(
             missing.contains("jericho bench scan with --placement best and with worst"),
             "{missing}"
@@ -431,6 +523,15 @@ mod tests {
             .collect();
         let largest = first(figure("figure 13", "largest"), &runs);
         assert_eq!((largest.ratio.estimate, largest.threads), (1.5, Some(2)));
+        // A larger difference in the other direction is none that the paper has.
+        let mut more = runs.clone();
+        more.extend([run(form, "proper", 8, 1e8), run(form, "bad", 8, 1e9)]);
+        let largest = first(figure("figure 13", "largest"), &more);
+        assert_eq!((largest.ratio.estimate, largest.threads), (1.5, Some(2)));
+        // The largest of several has no interval, however many runs there are.
+        let many: Vec<Run> = (0..4).flat_map(|_| runs.clone()).collect();
+        let largest = first(figure("figure 13", "largest"), &many);
+        assert_eq!(largest.ratio.interval, None);
         let mean = first(figure("figure 13", "mean"), &runs);
         assert!((mean.ratio.estimate - 1.2).abs() < 1e-9, "{mean:?}");
     }
@@ -446,7 +547,11 @@ mod tests {
         let missing = reason(figure("figure 5(a)", "I/O wait"), &runs);
         assert!(missing.contains("--as-paper"), "{missing}");
         let form = ("stream", "records-64k");
-        let mut runs = vec![run(form, "TRLCPL", 2, 1e9), run(form, "TRRCPR", 2, 1e9)];
+        // With two threads, only the first set of devices is used.
+        let sides = ["TRLCPL", "TRRCPR"];
+        let few = sides.map(|placement| run(form, placement, 2, 9e9));
+        let mut runs = sides.map(|placement| run(form, placement, 4, 1e9)).to_vec();
+        runs.extend(few);
         runs[1].throughput_bytes_per_s_by_node = [(0, 4e8), (1, 3e8)].into();
         let Answer::Measured(quotes) =
             answer(figure("figure 5(d)", "Stream"), &by_machine(&runs)[0])
@@ -469,6 +574,27 @@ mod tests {
         assert_eq!(quote.ratio.estimate, 0.75);
         let loss = figure("figure 4(b)", "remote over local transfers");
         assert_eq!(loss.value, Value::Between(-40.0, -8.0));
+    }
+
+    #[test]
+    fn quotients_name_their_conditions_and_more_than_the_shown_ones_are_noticed() {
+        let mut runs = Vec::new();
+        for target in 0..6 {
+            for placement in ["best", "worst"] {
+                let mut run = run(("scan", "randread"), placement, 2, 1e9);
+                run.targets = vec![format!("/mnt/{target}")];
+                run.path = "fast".into();
+                runs.push(run);
+            }
+        }
+        let machines = by_machine(&runs);
+        let Answer::Measured(quotes) = answer(figure("figure 10", "best over worst"), &machines[0])
+        else {
+            panic!("no quotient");
+        };
+        assert_eq!(quotes.len(), MOST + 1);
+        let of = &quotes[1].of;
+        assert!(of.starts_with("/mnt/1 (Jericho, fast path"), "{of}");
     }
 
     #[test]

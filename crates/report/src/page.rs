@@ -273,6 +273,7 @@ fn verdict_of(pair: &Pair) -> String {
             runs_needed()
         ),
         Verdict::NoThroughput => "not comparable: a run moved nothing".into(),
+        Verdict::Emulated => "no verdict: the speeds of an emulated machine mean nothing".into(),
     }
 }
 

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use crate::groups::OfMachine;
 use crate::line::Evidence;
-use crate::measured::{Answer, Quote, answer, describe};
+use crate::measured::{Answer, MOST, Quote, answer, describe};
 use crate::papers::{FIGURES, Figure, PAPERS, Prediction, Rule, Value};
 use crate::text;
 
@@ -145,7 +145,8 @@ fn cell(
             @match answer {
                 Answer::Measured(quotes) => {
                     @if let Some(tag) = tag { span.tag { (tag) } }
-                    @for quote in quotes { div { b { (quotient(figure.value, quote)) } span.of { (quote.of) } } }
+                    @for quote in quotes.iter().take(MOST) { div { b { (quotient(figure.value, quote)) } span.of { (quote.of) } } }
+                    @if quotes.len() > MOST { span.of { "Values under more conditions are left out." } }
                 }
                 Answer::No(reason) => { (no_value(reason, reasons)) }
             }

@@ -1,6 +1,10 @@
 //! The runs of some files, read line by line.
 
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use crate::line::{LineError, Run, parse};
+use crate::text;
 
 /// Most runs of a page.
 pub const RUNS_MAX: usize = 200_000;
@@ -23,16 +27,28 @@ pub struct Results {
     pub runs: Vec<Run>,
     /// What a reader of the page must know about the files.
     pub notes: Vec<String>,
+    /// Hashes of the lines of all runs.
+    pub(crate) lines: HashSet<u64>,
+    /// Number of lines of the file that was begun last that came before, in it or in another file.
+    pub(crate) repeated: usize,
+}
+
+/// Returns a hash of a line. Two runs never have the same line: it has their seconds and counters.
+fn hash(line: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    line.trim_ascii().hash(&mut hasher);
+    hasher.finish()
 }
 
 impl Results {
     /// Begins a file.
     pub fn begin_file(&mut self, name: &str) {
+        self.repeated = 0;
         self.files.push(name.to_owned());
     }
 
     /// Reads a line of the file that was begun last. `number` counts from 1. A line that ends too early is what an interrupted write leaves. It
-    /// is left out, with a note.
+    /// is left out, with a note. A line that came before is left out, too: the same run given twice is not two independent runs.
     pub fn add_line(&mut self, number: usize, line: &[u8]) -> Result<(), ReadError> {
         let file = self.files.last().map_or("", String::as_str);
         let refused = |reason: String| ReadError {
@@ -47,6 +63,7 @@ impl Results {
             )));
         }
         match parse(line) {
+            Ok(_) if !self.lines.insert(hash(line)) => self.repeated += 1,
             Ok(run) => self.runs.push(run),
             Err(LineError::Torn) if self.notes.len() < NOTES_MAX => self.notes.push(format!(
                 "{file}: line {number} is left out: it ends too early, so its write was interrupted."
@@ -62,14 +79,19 @@ impl Results {
     }
 
     /// Ends the file. Fails if it has no run. `runs_before` is the number of runs before it.
-    pub fn end_file(&self, runs_before: usize) -> Result<(), ReadError> {
+    pub fn end_file(&mut self, runs_before: usize) -> Result<(), ReadError> {
         let file = self.files.last().map_or("", String::as_str);
-        match self.runs.len() > runs_before {
-            true => Ok(()),
-            false => Err(ReadError {
+        if self.repeated > 0 {
+            let lines = text::count(self.repeated, "line");
+            self.notes.push(format!(
+                "{file}: {lines} left out that came before: each run counts once."
+            ));
+        } else if self.runs.len() == runs_before {
+            return Err(ReadError {
                 message: format!("{file}: has no result; jericho bench --out {file} adds some"),
-            }),
+            });
         }
+        Ok(())
     }
 }
 
@@ -104,6 +126,23 @@ mod tests {
         let error = error.unwrap().to_string();
         assert!(error.contains("the file is damaged"), "{error}");
         assert_eq!(results.notes.len(), NOTES_MAX);
+    }
+
+    #[test]
+    fn the_same_run_given_twice_counts_once() {
+        let (line, mut results) = (example::line(), results());
+        results.add_line(1, line.as_bytes()).unwrap();
+        results.end_file(0).unwrap();
+        results.begin_file("b.jsonl");
+        let padded = format!("{line} \n");
+        results.add_line(1, padded.as_bytes()).unwrap();
+        results.end_file(1).unwrap();
+        assert_eq!(results.runs.len(), 1);
+        assert_eq!(results.notes.len(), 1);
+        assert!(results.notes[0].starts_with("b.jsonl: 1 line left out"));
+        let other = line.replace("\"seconds\":1.0", "\"seconds\":1.1");
+        results.add_line(2, other.as_bytes()).unwrap();
+        assert_eq!(results.runs.len(), 2);
     }
 
     #[test]

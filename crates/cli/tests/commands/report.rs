@@ -85,7 +85,11 @@ fn runs_that_were_just_measured_become_a_page_and_a_comparison() {
         assert!(html.contains(part), "{part}");
     }
     // The names of the predictions are those of the crate `model`.
-    assert_eq!(html.matches("cost model: ").count(), 12);
+    assert_eq!(html.matches("cost model: ").count(), 11);
+    // The same file twice is the same run.
+    let page_of_one = dir.path().join("twice.html");
+    let said = succeed(&mut report(&[&b, &b], &page_of_one));
+    assert!(said.contains("made from 1 results"), "{said}");
     let said = succeed(&mut compare(&a, &b, &page));
     assert!(
         said.contains("1 comparison: 0 faster, 0 slower, 1 no difference (1 with too few runs"),
