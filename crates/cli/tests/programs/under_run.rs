@@ -5,13 +5,14 @@ use crate::again;
 
 #[test]
 fn every_program_has_the_same_result_under_run() {
-    // The list names the tests that do not run again. `idle` tests the daemon alone. `threads` tests migration by the daemon, which
-    // does not happen under `jericho run`. `coherent`, `overlapping` and one test of `halves` need programs without the library
+    // The list names the tests that do not run again. `idle` tests the daemon alone. `threads` and
+    // `companions` test migration by the daemon, which does not happen under `jericho run`. `coherent`, `overlapping` and one test of `halves` need programs without the library
     // beside programs with it. One test of `syncs` counts the requests of writes. The others use `jericho run` themselves.
     again::cases_again(&[
         "under_run::",
         "idle::",
         "threads::",
+        "companions::",
         "same::",
         "killed::",
         "hostile::",
