@@ -72,12 +72,13 @@ demo: setup-demo
 # The parts of the test suite `programs` that run once more over the FUSE ring. Their programs read and write through the mount.
 OVER_RING := dead:: coherent:: copies:: interrupted:: overlapping:: halves:: fio:: sqlite:: git:: idle:: crash:: full:: rehome:: hostile:: small_files:: stopped:: syncs::
 
-# The parts and tests of the test suite `commands` that have no mount of a volume, and so no FUSE ring.
-WITHOUT_RING := --skip attach:: --skip attach_faults:: --skip wire:: --skip nbd_clients:: --skip xdp --skip another_host_copies
+# The parts and tests of the test suite `commands` that have no mount of a volume, and so no FUSE ring, and those that measure.
+WITHOUT_RING := --skip bench:: --skip bench_generators:: --skip bench_paths:: --skip report:: --skip probe:: --skip predict:: --skip attach:: --skip attach_faults:: --skip wire:: --skip nbd_clients:: --skip xdp --skip another_host_copies
 
 # Devices that fail as tests order. Release builds have none: the feature does not compile there.
 FAULTS := --features jericho-cli/faults
 
+# Everything after the build is of the whole workspace: with other packages, cargo would choose other features, and build most crates again.
 test: setup-test
 	codespell
 	$(CARGO) fmt --all --check
@@ -86,9 +87,9 @@ test: setup-test
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --workspace --no-deps --document-private-items
 	$(CARGO) build --workspace $(FAULTS)
 	scripts/with-ring off $(CARGO) test --workspace $(FAULTS) --no-fail-fast
-	scripts/with-ring on $(CARGO) test -p jericho-cli $(FAULTS) --no-fail-fast --test commands --test posix -- $(WITHOUT_RING)
-	scripts/with-ring on $(CARGO) test -p jericho-cli $(FAULTS) --test programs -- $(OVER_RING)
-	@CARGO='$(CARGO)' LAB_BUILD='$(FAULTS)' scripts/lab-test $(TARGET)/lab $(TARGET)/debug/jericho
+	scripts/with-ring on $(CARGO) test --workspace $(FAULTS) --no-fail-fast --test commands --test posix -- $(WITHOUT_RING)
+	scripts/with-ring on $(CARGO) test --workspace $(FAULTS) --test programs -- $(OVER_RING)
+	@CARGO='$(CARGO)' LAB_BUILD='--workspace $(FAULTS)' scripts/lab-test $(TARGET)/lab $(TARGET)/debug/jericho
 	@$(MAKE) --no-print-directory model
 
 # Uses a target directory of its own: the flag changes the build of every crate, so in a shared one each build would undo the other.
