@@ -117,7 +117,7 @@ impl Program {
         input.write_all(b"n").expect("the program takes it");
     }
 
-    /// Does both, so many times.
+    /// Begins `count` passes, one after the other, and waits for the end of each.
     pub fn passes(&mut self, count: usize) {
         for _ in 0..count {
             self.begin_pass();

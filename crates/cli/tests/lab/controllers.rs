@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use jericho_topology::Topology;
 
-use crate::commands::succeed;
-use crate::guest::{ask, jericho};
+use crate::guest::{self, ask, jericho};
+use crate::nvdimm::mount;
 
 const MNT: &str = "/mnt";
 const DISKS: [&str; 4] = ["vda", "vdb", "vdc", "vdd"];
@@ -25,9 +25,7 @@ fn node_of(disk: &str) -> usize {
 fn sectors_written() -> [u64; 2] {
     let mut sums = [0; 2];
     for disk in DISKS {
-        let stat = fs::read_to_string(format!("/sys/block/{disk}/stat")).expect("counters");
-        let sectors = stat.split_whitespace().nth(6).expect("sectors");
-        sums[node_of(disk)] += sectors.parse::<u64>().expect("a number");
+        sums[node_of(disk)] += guest::sectors_written(disk);
     }
     sums
 }
@@ -48,24 +46,12 @@ fn each_disk_is_on_the_node_of_its_controller() {
     }
 }
 
-/// Unmounts when it is dropped, also after a failure.
-struct Mounted;
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let mut command = std::process::Command::new("/usr/bin/jericho");
-        // After a failure, the volume may not be mounted.
-        let _ = command.args(["umount", MNT]).output();
-    }
-}
-
 #[test]
 #[ignore = "for the guest of make lab"]
 fn the_bytes_of_a_file_go_to_the_controllers_of_its_node() {
     let devices = DISKS.map(|disk| format!("/dev/{disk}")).join(" ");
     jericho(&format!("format {devices} --force"));
-    jericho(&format!("mount /dev/vda {MNT} --cache 64M"));
-    let _mounted = Mounted;
+    let _mounted = mount("/dev/vda", "");
     let mut written_on = [0; 2];
     for number in 0..4 {
         let dir = Path::new(MNT).join(number.to_string());
@@ -73,7 +59,7 @@ fn the_bytes_of_a_file_go_to_the_controllers_of_its_node() {
         let file = dir.join("file");
         fs::write(&file, []).expect("create");
         // The commit of the new file may write to any disk.
-        succeed(std::process::Command::new("/usr/bin/jericho").args(["sync", MNT]));
+        jericho(&format!("sync {MNT}"));
         let before = sectors_written();
         fs::write(&file, vec![b'j'; FILE_BYTES as usize]).expect("write");
         fs::File::open(&file)

@@ -9,6 +9,7 @@ use std::fs;
 use jericho_topology::Topology;
 use serde_json::{Value, json};
 
+use crate::guest::Volume;
 use crate::shape::Shape;
 
 const DIR: &str = "/var/lib/jericho";
@@ -34,7 +35,9 @@ pub fn write_report(shape: &Shape) {
             "digest": jericho_probe::digest(&topology), "source": topology.source,
             "is_virtual": false, "nodes": (0..shape.nodes()).map(node).collect::<Value>(),
         },
-        "machine": { "cpu_model": "emulated", "kernel": "", "last_level_cache_bytes": 1 << 20 },
+        "machine": {
+            "cpu_model": jericho_sys::process::cpu_model(), "kernel": "", "last_level_cache_bytes": 1 << 20,
+        },
         "write_stores": "ordinary stores",
         "read_bandwidth_bytes_per_s": bandwidths,
         "write_bandwidth_bytes_per_s": bandwidths,
@@ -47,4 +50,10 @@ pub fn write_report(shape: &Shape) {
     });
     fs::create_dir_all(DIR).expect("mkdir");
     fs::write(format!("{DIR}/probe.json"), report.to_string()).expect("a report");
+}
+
+/// Fails if the mount does not take the costs of moves from the report.
+pub fn check_costs(volume: &Volume) {
+    let costs = volume.stat()["move_costs"].to_string();
+    assert!(costs.contains("probe of"), "{costs}");
 }

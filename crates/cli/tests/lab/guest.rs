@@ -88,8 +88,8 @@ impl Volume {
         jericho(&format!("check {DISK}"));
     }
 
-    /// Writes files of `bytes` bytes, so many for each node, in a directory for each node. Returns them in the order of the nodes.
-    pub fn files_on_nodes(&self, nodes: usize, each: usize, bytes: usize) -> Vec<PathBuf> {
+    /// Makes a directory on each node. Returns them in the order of the nodes.
+    fn dirs_on_nodes(&self, nodes: usize) -> Vec<PathBuf> {
         let mut dirs = vec![PathBuf::new(); nodes];
         for number in 0..nodes {
             let dir = PathBuf::from(format!("{MNT}/{number}"));
@@ -98,7 +98,13 @@ impl Volume {
             assert_eq!(dirs[home], PathBuf::new(), "two directories on node {home}");
             dirs[home] = dir;
         }
-        let files = dirs
+        dirs
+    }
+
+    /// Writes `each` files of `bytes` bytes on each node, in a directory for each node. Returns the files in the order of the nodes.
+    pub fn files_on_nodes(&self, nodes: usize, each: usize, bytes: usize) -> Vec<PathBuf> {
+        let files = self.dirs_on_nodes(nodes);
+        let files = files
             .iter()
             .flat_map(|dir| (0..each).map(|number| dir.join(number.to_string())));
         let files: Vec<PathBuf> = files.collect();
@@ -111,17 +117,13 @@ impl Volume {
     /// Writes one file of `mib` MiB on each node, in directories of their own. Returns the files in the order of the nodes. Their bytes
     /// differ from page to page and from file to file.
     pub fn file_on_each_node(&self, mib: usize) -> Vec<PathBuf> {
-        let mut files = vec![PathBuf::new(); NODES];
-        for number in 0..NODES {
-            let dir = PathBuf::from(format!("{MNT}/{number}"));
-            std::fs::create_dir(&dir).expect("mkdir");
+        let dirs = self.dirs_on_nodes(NODES).into_iter().enumerate();
+        dirs.map(|(node, dir)| {
             let file = dir.join("file");
-            std::fs::write(&file, content(number, mib)).expect("write");
-            let home = self.where_is(&file)["home_node"].as_u64().expect("a node") as usize;
-            assert_eq!(files[home], PathBuf::new(), "two files on node {home}");
-            files[home] = file;
-        }
-        files
+            std::fs::write(&file, content(node, mib)).expect("write");
+            file
+        })
+        .collect()
     }
 
     pub fn where_is(&self, file: &std::path::Path) -> Value {
@@ -166,4 +168,11 @@ pub fn content(number: usize, mib: usize) -> Vec<u8> {
 /// Prints a number that the documentation of the lab quotes.
 pub fn tell(what: &str, number: f64) {
     println!("\nlab: {what}: {number:.3}");
+}
+
+/// Returns the sectors that were written to a disk so far, by the kernel.
+pub fn sectors_written(disk: &str) -> u64 {
+    let stat = std::fs::read_to_string(format!("/sys/block/{disk}/stat")).expect("counters");
+    let sectors = stat.split_whitespace().nth(6).expect("sectors");
+    sectors.parse().expect("a number")
 }

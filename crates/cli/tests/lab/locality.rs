@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::accesses::{Program, Work, fill};
-use crate::costs::write_report;
+use crate::costs::{check_costs, write_report};
 use crate::evidence::{Evidence, Frames};
 use crate::guest::{Volume, tell};
 use crate::shape::Shape;
@@ -259,6 +259,7 @@ fn accesses_of_free_threads_are_local_under_always_and_adaptive() {
     let mut experiment = Experiment::new();
     let (nodes, each) = (experiment.shape.nodes(), experiment.scale.files_of_node);
     let volume = Volume::with_cache("192M");
+    check_costs(&volume);
     let files = volume.files_on_nodes(nodes, each, FILE_BYTES);
     experiment.check_frames(&volume, &files);
     let evictions = volume.evictions();
@@ -290,6 +291,7 @@ fn the_best_and_the_worst_placement_are_local_and_remote() {
     let mut experiment = Experiment::new();
     let (nodes, each) = (experiment.shape.nodes(), experiment.scale.files_of_node);
     let volume = Volume::with_cache("192M");
+    check_costs(&volume);
     let files = volume.files_on_nodes(nodes, each, FILE_BYTES);
     experiment.check_frames(&volume, &files);
     let best = experiment.under(&volume, ("adaptive", Bound::Near), &files, None);

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::guest::{ask, content, jericho};
+use crate::guest::{self, ask, content, jericho};
 use crate::kernel_trace::tracing;
 
 const MNT: &str = "/mnt";
@@ -119,12 +119,7 @@ fn home(file: &Path) -> u64 {
 /// Returns the sectors that were written to a device. The kernel counts them from the first call on.
 pub fn sectors_written(node: usize) -> u64 {
     fs::write(format!("/sys/block/pmem{node}/queue/iostats"), "1").expect("an attribute");
-    let stat = fs::read_to_string(format!("/sys/block/pmem{node}/stat")).expect("counters");
-    stat.split_whitespace()
-        .nth(6)
-        .expect("sectors")
-        .parse()
-        .expect("a number")
+    guest::sectors_written(&format!("pmem{node}"))
 }
 
 #[test]
