@@ -295,7 +295,7 @@ fn open_trace<'a>(
 }
 
 /// Returns whether two paths lead to the same file, which exists.
-fn is_same_file(one: &Path, other: &Path) -> bool {
+pub fn is_same_file(one: &Path, other: &Path) -> bool {
     let identity = |path: &Path| {
         let metadata = std::fs::metadata(path).ok()?;
         Some((metadata.dev(), metadata.ino()))

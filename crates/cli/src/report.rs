@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use jericho_report::{Cell, Grid, LINE_BYTES_MAX, Prediction, Probe, Results, compare};
 
 use crate::args::ReportArgs;
+use crate::bench::is_same_file;
 use crate::failure::{Context, Failure, Outcome, print};
 use crate::state;
 
@@ -26,8 +27,7 @@ pub fn run(args: &ReportArgs) -> Outcome {
 /// Fails if the page would replace what it is made from.
 fn refuse_overwrite(input: &Path, out: &Path) -> Result<(), Failure> {
     // A file that is not there is reported where it is read.
-    let same = input.canonicalize().ok().zip(out.canonicalize().ok());
-    match same.is_some_and(|(input, out)| input == out) {
+    match is_same_file(input, out) {
         true => Err(Failure::new(format!(
             "{}: is an input, and --out would overwrite it; name another file",
             out.display()
@@ -80,7 +80,6 @@ fn read(results: &mut Results, path: &Path) -> Result<(), Failure> {
         ))
     })?;
     let mut lines = BufReader::new(file);
-    let before = results.runs.len();
     results.begin_file(&name);
     let mut line = Vec::new();
     for number in 1.. {
@@ -98,9 +97,7 @@ fn read(results: &mut Results, path: &Path) -> Result<(), Failure> {
             .add_line(number, &line)
             .map_err(|e| Failure::new(e.to_string()))?;
     }
-    results
-        .end_file(before)
-        .map_err(|e| Failure::new(e.to_string()))
+    results.end_file().map_err(|e| Failure::new(e.to_string()))
 }
 
 /// Predicts the papers' results for their machines.

@@ -10,6 +10,7 @@ use plotters::prelude::*;
 use plotters::style::Color as _;
 
 use crate::palette::{AXIS, Color, KINDS, LINE, SERIES, SOFT};
+use crate::statistics::median;
 
 /// Width of all charts.
 const WIDTH: u32 = 360;
@@ -107,6 +108,17 @@ pub struct Spread {
     pub most: f64,
 }
 
+impl Spread {
+    /// Returns the spread of some values. Returns `None` without values.
+    pub fn of(values: &[f64]) -> Option<Spread> {
+        Some(Spread {
+            median: median(values)?,
+            least: values.iter().copied().fold(f64::INFINITY, f64::min),
+            most: values.iter().copied().fold(0.0, f64::max),
+        })
+    }
+}
+
 /// Shares below curves: for each curve its look, and for each category the share.
 pub struct Shares {
     /// The number of its color.
@@ -197,19 +209,13 @@ pub fn stacks(bars: &[(String, [f64; 7])]) -> Result<String> {
         .map(|(_, parts)| parts.iter().sum::<f64>())
         .fold(0.0, f64::max);
     let most = above(most);
-    let longest = bars
-        .iter()
-        .map(|(name, _)| name.chars().count())
-        .max()
-        .unwrap_or(0) as u32;
-    let height = BAR_HEIGHT * bars.len() as u32 + CATEGORIES_HEIGHT + 2 * MARGIN;
     let names: Vec<String> = bars.iter().map(|(name, _)| name.clone()).collect();
-    draw((WIDTH, height), |area| {
+    draw((WIDTH, bars_height(bars.len())), |area| {
         let mut chart = ChartBuilder::on(area)
             .margin(MARGIN)
             .margin_right(MARGIN * 2)
             .x_label_area_size(CATEGORIES_HEIGHT)
-            .y_label_area_size((longest * 7 + 10).min(WIDTH / 3))
+            .y_label_area_size(names_width(&names, WIDTH / 3))
             .build_cartesian_2d(0.0..most, beside(bars.len()))?;
         chart
             .configure_mesh()
@@ -245,19 +251,13 @@ pub fn intervals(rows: &[(String, Spread, usize)]) -> Result<String> {
         .map(|value| value.ln().abs())
         .fold(1.25_f64.ln(), f64::max)
         * 1.05;
-    let longest = rows
-        .iter()
-        .map(|(name, ..)| name.chars().count())
-        .max()
-        .unwrap_or(0) as u32;
-    let height = BAR_HEIGHT * rows.len() as u32 + CATEGORIES_HEIGHT + 2 * MARGIN;
     let names: Vec<String> = rows.iter().map(|(name, ..)| name.clone()).collect();
     let ticks: Vec<f64> = [0.01, 0.1, 0.2, 0.5, 0.8, 1.0, 1.25, 2.0, 5.0, 10.0, 100.0]
         .into_iter()
         .map(f64::ln)
         .filter(|tick| tick.abs() <= reach)
         .collect();
-    draw((WIDTH, height), |area| {
+    draw((WIDTH, bars_height(rows.len())), |area| {
         let ratios = Axis {
             from: -reach,
             to: reach,
@@ -267,7 +267,7 @@ pub fn intervals(rows: &[(String, Spread, usize)]) -> Result<String> {
             .margin(MARGIN)
             .margin_right(MARGIN * 2)
             .x_label_area_size(CATEGORIES_HEIGHT)
-            .y_label_area_size((longest * 7 + 10).min(WIDTH / 2))
+            .y_label_area_size(names_width(&names, WIDTH / 2))
             .build_cartesian_2d(ratios, beside(rows.len()))?;
         chart
             .configure_mesh()
@@ -289,6 +289,17 @@ pub fn intervals(rows: &[(String, Spread, usize)]) -> Result<String> {
         }
         Ok(())
     })
+}
+
+/// Returns the height of an image with this many bars.
+fn bars_height(count: usize) -> u32 {
+    BAR_HEIGHT * count as u32 + CATEGORIES_HEIGHT + 2 * MARGIN
+}
+
+/// Returns the width of names beside a chart, `most` at the most.
+fn names_width(names: &[String], most: u32) -> u32 {
+    let longest = names.iter().map(|name| name.chars().count()).max();
+    (longest.unwrap_or(0) as u32 * 7 + 10).min(most)
 }
 
 /// Makes an image and draws on it.

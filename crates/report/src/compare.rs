@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::groups::{Conditions, order};
+use crate::groups::{Conditions, median_of, order, values};
 use crate::line::{Evidence, Run};
 use crate::results::Results;
-use crate::statistics::{Ratio, median, ratio, runs_needed};
+use crate::statistics::{Ratio, ratio, runs_needed};
 use crate::text;
 
 /// What must be the same on both sides.
@@ -106,10 +106,8 @@ pub struct Pair {
     pub b: Side,
     /// B to A. `None`: a run moved nothing, or a machine is emulated.
     pub ratio: Option<Ratio>,
-    /// What they tell.
+    /// Whether B is faster than A, as far as the runs show it.
     pub verdict: Verdict,
-    /// Whether a side is of an emulated machine, whose speeds mean nothing.
-    pub is_emulated: bool,
     /// In what the sides differ.
     pub differences: Vec<String>,
 }
@@ -223,9 +221,7 @@ impl Comparison {
                 self.machines_differ.push(*difference);
             }
         }
-        let rates = |runs: &[&Run]| -> Vec<f64> {
-            runs.iter().map(|run| run.throughput_bytes_per_s).collect()
-        };
+        let rates = |runs: &[&Run]| values(runs, |run| Some(run.throughput_bytes_per_s));
         let is_emulated = [a[0], b[0]]
             .iter()
             .any(|run| run.machine.evidence() == Evidence::Emulated);
@@ -243,7 +239,6 @@ impl Comparison {
             b: side(b),
             ratio,
             verdict,
-            is_emulated,
             differences: differences(a, b),
         });
     }
@@ -282,13 +277,10 @@ impl Comparison {
 }
 
 fn side(runs: &[&Run]) -> Side {
-    let of = |value: &dyn Fn(&Run) -> Option<f64>| {
-        let values: Vec<f64> = runs.iter().filter_map(|run| value(run)).collect();
-        median(&values)
-    };
+    let rate = median_of(runs, |run| Some(run.throughput_bytes_per_s));
     Side {
-        throughput_bytes_per_s: of(&|run| Some(run.throughput_bytes_per_s)).unwrap_or(0.0),
-        local_share: of(&|run| run.local_share),
+        throughput_bytes_per_s: rate.unwrap_or(0.0),
+        local_share: median_of(runs, |run| run.local_share),
         runs: runs.len(),
     }
 }
@@ -319,10 +311,7 @@ fn differences(a: &[&Run], b: &[&Run]) -> Vec<String> {
             first.machine.jericho, second.machine.jericho
         ));
     }
-    let seconds = |runs: &[&Run]| {
-        let seconds: Vec<f64> = runs.iter().map(|run| run.seconds).collect();
-        median(&seconds).unwrap_or(0.0)
-    };
+    let seconds = |runs: &[&Run]| median_of(runs, |run| Some(run.seconds)).unwrap_or(0.0);
     let (one, other) = (seconds(a), seconds(b));
     if one.max(other) > one.min(other) * 1.2 {
         differences.push(format!("length: {one:.1} s and {other:.1} s"));

@@ -21,7 +21,7 @@ pub struct Probe {
 /// Figures of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grid {
-    /// What they are, with the unit.
+    /// The kind of figures, with its unit.
     pub title: String,
     /// `cells[from][to]`: node of the CPUs, node of the memory. `None`: not measured.
     pub cells: Vec<Vec<Option<Cell>>>,

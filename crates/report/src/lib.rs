@@ -4,7 +4,7 @@
 //! no script, font or image. All text in it is escaped (`maud` does it), because names in results may be anything.
 //!
 //! Invariants:
-//! - Runs of different machines or conditions are never in one curve, nor divided by each other (`groups`, `measured`).
+//! - Runs of different machines or conditions are never in one curve, and are never divided by each other (`groups`, `measured`).
 //! - A value outside of its bounds refuses its line (`line`), so charts get finite numbers.
 //! - The size of a page is bounded, whatever the number of runs. A page says what it leaves out.
 //!

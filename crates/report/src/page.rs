@@ -13,7 +13,7 @@ use crate::results::Results;
 use crate::statistics::runs_needed;
 use crate::style::css;
 use crate::text;
-use crate::workloads::{Looks, conditions, machine_card, peaks, workloads};
+use crate::workloads::{Looks, conditions, further, machine_card, peaks, workloads};
 
 /// Most machines of a page.
 const MACHINES_MAX: usize = 12;
@@ -59,6 +59,7 @@ pub fn report(
     );
     let body = html! {
         @for note in results.notes.iter().take(LIST_MAX) { p.warn { (note) } }
+        (further(results.notes.len(), LIST_MAX, "notes"))
         @if left_out > 0 { p.warn { (left_out) " further machines are left out. Give fewer files to see them." } }
         @for part in &of_machines { (part) }
         @if let Some(probe) = other {
@@ -134,12 +135,15 @@ pub fn comparison(comparison: &Comparison, files: [&Results; 2]) -> Result<Strin
     let [a, b] = files;
     let pairs = &comparison.pairs[..comparison.pairs.len().min(PAIRS_MAX)];
     let mut images = Vec::new();
-    for rows in interval_rows(pairs).chunks(INTERVALS_OF_IMAGE) {
+    let rows = interval_rows(pairs);
+    let shown = &rows[..rows.len().min(INTERVALS_MAX)];
+    for rows in shown.chunks(INTERVALS_OF_IMAGE) {
         images.push(intervals(rows)?);
     }
     let file = |results: &Results| results.files.first().cloned().unwrap_or_default();
     let body = html! {
         @for note in a.notes.iter().chain(&b.notes).take(LIST_MAX) { p.warn { (note) } }
+        (further(a.notes.len() + b.notes.len(), LIST_MAX, "notes"))
         @if !comparison.machines_differ.is_empty() {
             p.warn { "The files are of different machines (" (text::list(&comparison.machines_differ)) "). The ratios below are of machines and of everything else that differs." }
         }
@@ -154,12 +158,13 @@ pub fn comparison(comparison: &Comparison, files: [&Results; 2]) -> Result<Strin
                 }
             } }
         }
+        (further(rows.len(), INTERVALS_MAX, "intervals"))
         @if !pairs.is_empty() { (pairs_table(pairs)) }
         @if comparison.pairs.len() > pairs.len() { p.warn { (comparison.pairs.len() - pairs.len()) " further comparisons are not listed." } }
         @if !comparison.left_out.is_empty() {
             h2 id="left-out" { "Not compared" }
             ul.soft { @for line in comparison.left_out.iter().take(LIST_MAX) { li { (line) } } }
-            @if comparison.left_out.len() > LIST_MAX { p.soft { (comparison.left_out.len() - LIST_MAX) " further ones are not listed." } }
+            (further(comparison.left_out.len(), LIST_MAX, "ones"))
         }
         h2 id="conditions" { "Conditions" }
         (conditions_of("First file", &file(a), &a.runs))
@@ -205,7 +210,7 @@ fn interval_rows(pairs: &[Pair]) -> Vec<(String, Spread, usize)> {
         };
         Some((text, spread, look(pair.verdict)))
     };
-    pairs.iter().filter_map(row).take(INTERVALS_MAX).collect()
+    pairs.iter().filter_map(row).collect()
 }
 
 fn pairs_table(pairs: &[Pair]) -> Markup {
@@ -239,7 +244,7 @@ fn pairs_table(pairs: &[Pair]) -> Markup {
 
 /// Formats the throughput of a side, but not that of an emulated machine.
 fn rate_of(pair: &Pair, side: &Side) -> String {
-    match pair.is_emulated {
+    match pair.verdict == Verdict::Emulated {
         true => "emulated".to_owned(),
         false => text::rate(side.throughput_bytes_per_s),
     }
@@ -285,7 +290,9 @@ fn conditions_of(title: &str, file: &str, runs: &[Run]) -> Markup {
         @for of in machines.iter().take(MACHINES_MAX) {
             (machine_card(of))
             ul.soft { @for block in of.blocks.iter().take(LIST_MAX) { li { (block.conditions.workload) ": " (conditions(block)) } } }
+            (further(of.blocks.len() + of.left_out, of.blocks.len().min(LIST_MAX), "sets of conditions"))
         }
+        (further(machines.len(), MACHINES_MAX, "machines"))
     }
 }
 

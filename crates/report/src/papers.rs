@@ -137,7 +137,7 @@ pub struct Figure {
     pub paper: Paper,
     /// Where in the paper.
     pub place: &'static str,
-    /// What was compared.
+    /// The two sides of the comparison.
     pub what: &'static str,
     /// The paper's value.
     pub value: Value,

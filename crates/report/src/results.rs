@@ -7,9 +7,9 @@ use crate::line::{LineError, Run, parse};
 use crate::text;
 
 /// Most runs of a page.
-pub const RUNS_MAX: usize = 200_000;
+const RUNS_MAX: usize = 200_000;
 /// Most lines that are left out because they end too early.
-const NOTES_MAX: usize = 40;
+const TORN_MAX: usize = 40;
 
 /// Why a file of results cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,6 +31,10 @@ pub struct Results {
     pub(crate) lines: HashSet<u64>,
     /// Number of lines of the file that was begun last that came before, in it or in another file.
     pub(crate) repeated: usize,
+    /// Number of runs before the file that was begun last.
+    pub(crate) runs_before: usize,
+    /// Number of lines that are left out because they end too early.
+    pub(crate) torn: usize,
 }
 
 /// Returns a hash of a line. Two runs never have the same line: it has their seconds and counters.
@@ -43,7 +47,7 @@ fn hash(line: &[u8]) -> u64 {
 impl Results {
     /// Begins a file.
     pub fn begin_file(&mut self, name: &str) {
-        self.repeated = 0;
+        (self.repeated, self.runs_before) = (0, self.runs.len());
         self.files.push(name.to_owned());
     }
 
@@ -65,12 +69,15 @@ impl Results {
         match parse(line) {
             Ok(_) if !self.lines.insert(hash(line)) => self.repeated += 1,
             Ok(run) => self.runs.push(run),
-            Err(LineError::Torn) if self.notes.len() < NOTES_MAX => self.notes.push(format!(
-                "{file}: line {number} is left out: it ends too early, so its write was interrupted."
-            )),
+            Err(LineError::Torn) if self.torn < TORN_MAX => {
+                self.torn += 1;
+                self.notes.push(format!(
+                    "{file}: line {number} is left out: it ends too early, so its write was interrupted."
+                ));
+            }
             Err(LineError::Torn) => {
                 return Err(refused(format!(
-                    "ends too early, as {NOTES_MAX} lines before it do, so the file is damaged; give another one"
+                    "ends too early, as {TORN_MAX} lines before it do, so the file is damaged; give another one"
                 )));
             }
             Err(LineError::Other(reason)) => return Err(refused(reason)),
@@ -78,15 +85,15 @@ impl Results {
         Ok(())
     }
 
-    /// Ends the file. Fails if it has no run. `runs_before` is the number of runs before it.
-    pub fn end_file(&mut self, runs_before: usize) -> Result<(), ReadError> {
+    /// Ends the file. Fails if it has no run.
+    pub fn end_file(&mut self) -> Result<(), ReadError> {
         let file = self.files.last().map_or("", String::as_str);
         if self.repeated > 0 {
             let lines = text::count(self.repeated, "line");
             self.notes.push(format!(
                 "{file}: {lines} left out that came before: each run counts once."
             ));
-        } else if self.runs.len() == runs_before {
+        } else if self.runs.len() == self.runs_before {
             return Err(ReadError {
                 message: format!("{file}: has no result; jericho bench --out {file} adds some"),
             });
@@ -120,23 +127,23 @@ mod tests {
         );
         let glued = format!("{}{line}", &line[..99]);
         assert!(results.add_line(5, glued.as_bytes()).is_err());
-        results.end_file(0).unwrap();
+        results.end_file().unwrap();
         let torn = &line.as_bytes()[..99];
         let error = (6..).find_map(|number| results.add_line(number, torn).err());
         let error = error.unwrap().to_string();
         assert!(error.contains("the file is damaged"), "{error}");
-        assert_eq!(results.notes.len(), NOTES_MAX);
+        assert_eq!(results.notes.len(), TORN_MAX);
     }
 
     #[test]
     fn the_same_run_given_twice_counts_once() {
         let (line, mut results) = (example::line(), results());
         results.add_line(1, line.as_bytes()).unwrap();
-        results.end_file(0).unwrap();
+        results.end_file().unwrap();
         results.begin_file("b.jsonl");
         let padded = format!("{line} \n");
         results.add_line(1, padded.as_bytes()).unwrap();
-        results.end_file(1).unwrap();
+        results.end_file().unwrap();
         assert_eq!(results.runs.len(), 1);
         assert_eq!(results.notes.len(), 1);
         assert!(results.notes[0].starts_with("b.jsonl: 1 line left out"));
@@ -146,8 +153,20 @@ mod tests {
     }
 
     #[test]
+    fn repeated_lines_do_not_count_as_torn_ones() {
+        let (line, mut results) = (example::line(), results());
+        for _ in 0..=TORN_MAX {
+            results.begin_file("a.jsonl");
+            results.add_line(1, line.as_bytes()).unwrap();
+            results.end_file().unwrap();
+        }
+        assert_eq!(results.notes.len(), TORN_MAX);
+        results.add_line(2, &line.as_bytes()[..99]).unwrap();
+    }
+
+    #[test]
     fn a_file_without_results_is_named() {
-        let error = results().end_file(0).unwrap_err().to_string();
+        let error = results().end_file().unwrap_err().to_string();
         assert!(error.contains("a.jsonl: has no result"), "{error}");
     }
 

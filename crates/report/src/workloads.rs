@@ -92,6 +92,14 @@ pub fn machine_card(of: &OfMachine) -> Markup {
             p.warn { (text::count(unconfirmed, "run")) ": the kernel did not confirm that threads and pages were where the placement says." }
         }
         @for note in notes.iter().take(NOTES_MAX) { p.soft { (note) } }
+        (further(notes.len(), NOTES_MAX, "notes"))
+    }
+}
+
+/// Says how many lines of a list are left out. Says nothing if there are at most `most`.
+pub fn further(count: usize, most: usize, what: &str) -> Markup {
+    html! {
+        @if count > most { p.soft { (count - most) " further " (what) " are not listed." } }
     }
 }
 
@@ -301,14 +309,8 @@ fn speed(variant: &Variant, looks: &Looks, evidence: Evidence) -> Result<Markup,
     let step = all.len().div_ceil(THREADS_MAX).max(1);
     let threads: Vec<u32> = all.iter().copied().step_by(step).collect();
     let series = || variant.series.iter().take(SERIES_MAX);
-    let spread = |runs: &Vec<&Run>| {
-        let values = values(runs, |run| Some(run.throughput_bytes_per_s));
-        Some(Spread {
-            median: median(&values)?,
-            least: values.iter().copied().fold(f64::INFINITY, f64::min),
-            most: values.iter().copied().fold(0.0, f64::max),
-        })
-    };
+    let spread =
+        |runs: &Vec<&Run>| Spread::of(&values(runs, |run| Some(run.throughput_bytes_per_s)));
     let points = |series: &Series| -> Vec<Option<Spread>> {
         threads
             .iter()
@@ -351,6 +353,7 @@ fn speed(variant: &Variant, looks: &Looks, evidence: Evidence) -> Result<Markup,
     let caption = html! {
         "Throughput over threads"
         span.soft { "Medians, with the range of several runs." }
+        @if step > 1 { span.soft { "Numbers of threads: one in " (step) "." } }
     };
     Ok(figure(&label, &caption, &svg))
 }
@@ -359,12 +362,9 @@ fn speed(variant: &Variant, looks: &Looks, evidence: Evidence) -> Result<Markup,
 fn latencies(variant: &Variant, looks: &Looks) -> Result<Markup, ChartError> {
     let threads = variant.shared_threads();
     let at = |runs: &[&Run], name: &str| {
-        let values = values(runs, |run| run.latency_ns.get(name).map(|ns| *ns as f64));
-        Some(Spread {
-            median: median(&values)?,
-            least: values.iter().copied().fold(f64::INFINITY, f64::min),
-            most: values.iter().copied().fold(0.0, f64::max),
-        })
+        Spread::of(&values(runs, |run| {
+            run.latency_ns.get(name).map(|ns| *ns as f64)
+        }))
     };
     let curves: Vec<Curve> = variant
         .series

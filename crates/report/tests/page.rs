@@ -1,7 +1,5 @@
-//! The pages as a user gets them: their structure, what they say, and what bad or large input does to them.
+//! Tests of whole pages: their structure, their sentences, and pages of bad or large input.
 #![forbid(unsafe_code)]
-
-use std::fmt::Write;
 
 use jericho_report::{Cell, Grid, Probe, Results, compare, comparison, report};
 
@@ -374,15 +372,34 @@ fn a_comparison_shows_verdicts_intervals_and_conditions() {
         "{html}"
     );
     // Nothing in common is a page, too.
-    let mut other = String::new();
     let apart = results(&[Line {
         workload: "dd",
         ..line()
     }]);
-    let _ = write!(
-        other,
-        "{}",
-        comparison(&compare(&a, &apart), [&a, &apart]).unwrap()
-    );
+    let other = comparison(&compare(&a, &apart), [&a, &apart]).unwrap();
     assert!(other.contains("no run under the same conditions"));
+}
+
+#[test]
+fn a_comparison_says_how_many_intervals_and_machines_it_leaves_out() {
+    let of = |count: u32| {
+        let runs = (1..=count).flat_map(|threads| {
+            [1e9, 1.01e9, 0.99e9, 1.02e9].map(|rate| Line {
+                threads,
+                rate,
+                ..line()
+            })
+        });
+        results(&runs.collect::<Vec<_>>())
+    };
+    let page = |runs: &Results| comparison(&compare(runs, runs), [runs, runs]).unwrap();
+    assert!(!page(&of(60)).contains("further intervals"));
+    assert!(page(&of(63)).contains("3 further intervals are not listed."));
+    let machines: Vec<Line> = (0..14)
+        .map(|number| Line {
+            cpu: format!("CPU {number}"),
+            ..line()
+        })
+        .collect();
+    assert!(page(&results(&machines)).contains("2 further machines are not listed."));
 }

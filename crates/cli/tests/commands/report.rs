@@ -164,6 +164,10 @@ fn bad_files_are_named_and_leave_no_page() {
         refused.contains("own.jsonl: is an input") && read(&own) == "{}",
         "{refused}"
     );
+    let linked = dir.path().join("linked.jsonl");
+    std::fs::hard_link(&own, &linked).unwrap();
+    let refused = fail(&mut report(&[&own], &linked), 1);
+    assert!(refused.contains("linked.jsonl: is an input"), "{refused}");
     assert!(fail(&mut compare(&missing, &empty, &page), 1).contains("missing.jsonl"));
     assert!(!page.exists());
     // The command line.
