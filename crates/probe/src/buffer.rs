@@ -71,10 +71,8 @@ impl Buffer {
 /// Returns how much memory a probe may use on a node.
 fn room_bytes(node: &Node, memory: &Memory) -> u64 {
     let of_node = node.kernel_node.and_then(node_available_bytes);
-    let of_group = memory.group_available_bytes;
-    let least = [Some(memory.available_bytes), of_node, of_group];
-    let least = least.into_iter().flatten().min();
-    least.unwrap_or_default() / SHARE
+    let of_process = memory.usable_now_bytes();
+    of_process.min(of_node.unwrap_or(u64::MAX)) / SHARE
 }
 
 /// Allocates `len` bytes in a node's memory, and checks that they are there. Returns also how many of them are on huge pages.

@@ -36,7 +36,7 @@ text{font:14px system-ui,sans-serif;fill:#1a1a1a}\
 /// Figures of one kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grid {
-    /// What they are, with the unit.
+    /// The kind of figures, with its unit.
     pub title: String,
     /// `cells[from][to]`: node of the CPUs, node of the memory. `None`: not measured.
     pub cells: Vec<Vec<Option<Cell>>>,

@@ -21,6 +21,7 @@ use crate::report::{FORMAT, Report};
 pub const FILE_NAME: &str = "probe.json";
 /// Largest file. A report of 64 nodes and some devices takes a quarter of it.
 const BYTES_MAX: u64 = 4 << 20;
+const NOT_REGULAR: &str = "it is not a regular file";
 
 /// Keeps a report: writes it beside the file, makes it durable, and renames it. Makes the directory if it is missing.
 pub fn save(report: &Report, path: &Path) -> Result<(), SaveError> {
@@ -57,14 +58,14 @@ pub fn save(report: &Report, path: &Path) -> Result<(), SaveError> {
 /// Fails if a report must not take the place of what is there: a rename would remove a device such as /dev/null.
 fn replaceable(path: &Path) -> io::Result<()> {
     match fs::metadata(path) {
-        Ok(there) if !there.is_file() => Err(not_regular()),
+        Ok(there) if !there.is_file() => Err(refused(NOT_REGULAR)),
         // What else is wrong shows when the file is written.
         _ => Ok(()),
     }
 }
 
-fn not_regular() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file")
+fn refused(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 fn write(path: &Path, text: &[u8]) -> io::Result<()> {
@@ -83,15 +84,9 @@ fn write(path: &Path, text: &[u8]) -> io::Result<()> {
 /// Reads the report about the present topology. Returns `None` when there is no file. Fails if the file is not a report, is of a newer
 /// format, or is about another topology or another machine. (A home directory may be shared by machines with equal nodes.)
 pub fn load(path: &Path, topology: &Topology) -> Result<Option<Report>, LoadError> {
-    let text = match read(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => {
-            let path = path.to_path_buf();
-            return Err(LoadError::Read { path, source });
-        }
+    let Some(report) = load_any(path)? else {
+        return Ok(None);
     };
-    let report = parse(&text, path)?;
     if report.topology.digest != digest(topology) {
         return Err(LoadError::OtherTopology {
             path: path.to_path_buf(),
@@ -119,15 +114,12 @@ pub fn load(path: &Path, topology: &Topology) -> Result<Option<Report>, LoadErro
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let file = block::open(path, Open::default())?;
     if !file.metadata()?.is_file() {
-        return Err(not_regular());
+        return Err(refused(NOT_REGULAR));
     }
     let mut text = Vec::new();
     file.take(BYTES_MAX + 1).read_to_end(&mut text)?;
     match text.len() as u64 > BYTES_MAX {
-        true => Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "it has more than 4 MiB",
-        )),
+        true => Err(refused("it has more than 4 MiB")),
         false => Ok(text),
     }
 }

@@ -54,6 +54,12 @@ impl Memory {
             .map_or(self.total_bytes, |limit| limit.bytes)
     }
 
+    /// Returns what this process can have now without swapping: what the machine has available, or less if a control group leaves less.
+    pub fn usable_now_bytes(&self) -> u64 {
+        let of_group = self.group_available_bytes.unwrap_or(u64::MAX);
+        self.available_bytes.min(of_group)
+    }
+
     /// Returns what sets `usable_bytes`, for messages.
     pub fn whose(&self) -> String {
         match &self.limit {
@@ -279,13 +285,16 @@ mod tests {
         ];
         let (_directory, memory) = machine("0::/a/b\n", &limits);
         assert_eq!(memory.group_available_bytes, Some(50_000));
+        assert_eq!(memory.usable_now_bytes(), 50_000);
         let limits = [
             ("sys/fs/cgroup/memory/y/memory.limit_in_bytes", "5000"),
             ("sys/fs/cgroup/memory/y/memory.usage_in_bytes", "6000"),
         ];
         let (_directory, memory) = machine("3:memory:/y\n", &limits);
         assert_eq!(memory.group_available_bytes, Some(0));
-        assert_eq!(machine("0::/a\n", &[]).1.group_available_bytes, None);
+        let (_directory, memory) = machine("0::/a\n", &[]);
+        assert_eq!(memory.group_available_bytes, None);
+        assert_eq!(memory.usable_now_bytes(), memory.available_bytes);
     }
 
     #[test]

@@ -65,6 +65,14 @@ pub struct Case<'a> {
 }
 
 impl<'a> Case<'a> {
+    /// Returns the targets that are devices, or plain files that stand for them.
+    pub(crate) fn devices(&self) -> &'a [Target] {
+        match self.scratch {
+            None => self.targets,
+            Some(_) => &[],
+        }
+    }
+
     /// Returns whether the files are on a Jericho volume.
     pub(crate) fn is_jericho(&self) -> bool {
         self.targets.iter().any(|target| target.is_jericho)

@@ -11,17 +11,13 @@ use crate::part::Part;
 use crate::placement::{Use, Way};
 use crate::random;
 
-/// The devices of a run. Each is open once, because the kernel lets nobody open a block device again while it is open for writing.
+/// The devices of a run. Each is opened once: while a block device is open for writing, the kernel refuses to open it again.
 pub(crate) struct Devices(Vec<Arc<dyn Device>>);
 
 impl Devices {
     /// Opens the devices of a run. Opens nothing if the run has directories.
     pub(crate) fn open(case: &Case) -> Result<Devices> {
-        let named = match case.scratch {
-            None => case.targets,
-            Some(_) => &[],
-        };
-        let devices = named.iter().map(|target| {
+        let devices = case.devices().iter().map(|target| {
             let options = OpenOptions {
                 read_only: !case.variant.writes,
                 ..OpenOptions::default()
@@ -84,7 +80,7 @@ pub(crate) fn first_request(case: &Case, index: usize, requests: u64) -> u64 {
 }
 
 /// Returns the file of an instance, which has `bytes` bytes, or its part of a device: from its first request to the end.
-pub(crate) fn part(case: &Case, index: usize, bytes: u64) -> Result<Part> {
+pub(crate) fn part(case: &Case, devices: &Devices, index: usize, bytes: u64) -> Result<Part> {
     let paths = vec![path(case, index)];
     if case.scratch.is_some() {
         return Ok(Part {
@@ -93,7 +89,7 @@ pub(crate) fn part(case: &Case, index: usize, bytes: u64) -> Result<Part> {
             bytes,
         });
     }
-    let device = Devices::open(case)?.of(case, index, bytes)?;
+    let device = devices.of(case, index, bytes)?;
     let request_bytes = case.variant.request_bytes as u64;
     let requests = requests_of(&*device, case.variant.request_bytes)?;
     let first = first_request(case, index, requests);

@@ -1,4 +1,4 @@
-//! fio in place of our own threads: the same files, sizes, depth and placement, so that nobody has to trust our generator.
+//! fio in place of our own threads: the same files, sizes, depth and placement, so that users need not trust the generator of `bench`.
 //!
 //! Our threads make the files and then end, so cached pages are where the seats say. fio reads or writes these files, one job for each seat, with
 //! `cpus_allowed` and `numa_mem_policy`. Its JSON has a histogram for each job.
@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,12 +17,14 @@ use jericho_sys::process::kill_with_parent;
 use serde::Deserialize;
 
 use crate::case::Case;
+use crate::direct::Devices;
 use crate::error::{Context, Error, Result};
 use crate::kind::Kind;
 use crate::meter::Meter;
 use crate::placement::{Placement, Use, Way};
 use crate::run::{self, Outcome, Thread, Watched};
 use crate::seats::Seat;
+use crate::target::path_of;
 use crate::work;
 
 /// Time between two looks for the end of fio.
@@ -97,12 +98,9 @@ struct Opened(Vec<(PathBuf, File)>);
 impl Opened {
     /// Opens the targets. Opens nothing if they are directories: the paths of their files already go through descriptors.
     fn of(case: &Case) -> Result<Opened> {
-        let named = match case.scratch {
-            None => case.targets,
-            Some(_) => &[],
-        };
         let open = |path: &Path| File::open(path).at(path, "open it for fio");
-        let opened = named
+        let opened = case
+            .devices()
             .iter()
             .map(|target| Ok((target.path.clone(), open(&target.path)?)));
         opened.collect::<Result<_>>().map(Opened)
@@ -112,10 +110,7 @@ impl Opened {
     fn path_for_fio(&self, path: &Path) -> PathBuf {
         let mut opened = self.0.iter();
         match opened.find(|(named, _)| named == path) {
-            Some((_, file)) => {
-                let (process, fd) = (std::process::id(), file.as_raw_fd());
-                format!("/proc/{process}/fd/{fd}").into()
-            }
+            Some((_, file)) => path_of(file),
             None => path.to_owned(),
         }
     }
@@ -160,9 +155,11 @@ fn arguments(case: &Case, opened: &Opened, measured: Duration) -> Result<Vec<OsS
         true => "--overwrite=1".into(),
         false => "--readonly".into(),
     });
+    // This process closes them again before fio starts.
+    let devices = Devices::open(case)?;
     for (index, seat) in case.seats.iter().enumerate() {
         all.push(format!("--name=thread-{index}").into());
-        let part = work::part(case, index)?;
+        let part = work::part(case, &devices, index)?;
         let mut names = OsString::from("--filename=");
         for (number, path) in part.paths.iter().enumerate() {
             if number > 0 {
@@ -234,7 +231,7 @@ fn wait(child: &mut Child, interrupted: &AtomicBool) -> Result<bool> {
                 // It may have ended meanwhile.
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(Error::new("interrupted"));
+                return Err(Error::interrupted());
             }
             None => thread::sleep(LOOK),
         }

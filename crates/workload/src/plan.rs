@@ -201,12 +201,12 @@ impl<'a> Plan<'a> {
 
     /// Has Jericho move no thread that uses the directories of a run: each placement says where threads are, or leaves it to the kernel.
     fn keep_threads(&self, scratch: Option<&Scratch>) -> Result<()> {
-        for dir in scratch
-            .filter(|_| self.is_jericho())
-            .iter()
-            .flat_map(|one| one.all_shown())
+        if let Some(scratch) = scratch
+            && self.is_jericho()
         {
-            self.reach.daemon.never_migrate(dir)?;
+            for dir in scratch.all_shown() {
+                self.reach.daemon.never_migrate(dir)?;
+            }
         }
         Ok(())
     }

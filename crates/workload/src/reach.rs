@@ -54,7 +54,7 @@ pub enum Opening {
 pub trait Files: Send + Sync {
     /// Creates a directory that only this user may use. Fails if the name exists.
     fn make_own_dir(&self, path: &Path) -> io::Result<()>;
-    /// Opens a directory, and no link in its place. `None`: it is in this process, where nobody can put another one in its place.
+    /// Opens a directory, and no link in its place. `None`: it is in a volume that this process has opened, so no other user can replace it.
     fn open_dir(&self, path: &Path) -> io::Result<Option<File>>;
     /// Creates a directory, and the directories above it that do not exist.
     fn make_dir(&self, path: &Path) -> io::Result<()>;

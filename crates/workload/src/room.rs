@@ -88,9 +88,12 @@ pub(crate) fn needs(
 /// Fails if a node, or the machine, has too little memory available.
 pub(crate) fn check_memory(needs: &Needs, as_paper: bool) -> Result<()> {
     let machine = Memory::read().doing("read the size of the memory")?;
-    // A control group may allow less than is available.
-    let all = machine.available_bytes.min(machine.usable_bytes());
-    check_available(needs, as_paper, all, limits::node_available_bytes)
+    check_available(
+        needs,
+        as_paper,
+        machine.usable_now_bytes(),
+        limits::node_available_bytes,
+    )
 }
 
 fn check_available(

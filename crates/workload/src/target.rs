@@ -85,15 +85,20 @@ pub struct Scratch {
 struct Dir {
     /// The path for users.
     shown: PathBuf,
-    /// The directory. `None`: it is in a volume in this process, where nobody else is.
+    /// The directory. `None`: it is in a volume that this process has opened, and no other process uses.
     opened: Option<File>,
     /// The path of the descriptor, also for programs that this one starts: proc_pid_fd(5).
     path: PathBuf,
 }
 
-/// How many names a directory tries. Names are random, so that those of a process that was killed are in nobody's way, also in a container, where process
+/// How many names a directory tries. Names are random, so that those of a process that was killed do not stop a later run, also in a container, where process
 /// ids repeat.
 const NAMES_MAX: u32 = 100;
+
+/// Returns the path of an open file or directory, also for programs that this process starts: proc_pid_fd(5).
+pub(crate) fn path_of(file: &File) -> PathBuf {
+    format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into()
+}
 
 impl Dir {
     /// Makes a directory that only this user may use, with a new name, and opens it.
@@ -114,12 +119,8 @@ impl Dir {
         };
         let opened = files.open_dir(&shown);
         let opened = opened.at(&shown, "open the directory of the run")?;
-        let path = opened.as_ref().map(|opened| {
-            let (process, fd) = (std::process::id(), opened.as_raw_fd());
-            format!("/proc/{process}/fd/{fd}").into()
-        });
         let dir = Dir {
-            path: path.unwrap_or_else(|| shown.clone()),
+            path: opened.as_ref().map_or_else(|| shown.clone(), path_of),
             shown,
             opened,
         };
@@ -127,7 +128,7 @@ impl Dir {
         Ok(dir)
     }
 
-    /// Fails if another user may have put this directory in the place of ours. Only one who may write to the target can do that.
+    /// Fails if another user may have replaced the run's directory by this one. Only a user with write permission for the target can do that.
     fn check(&self, target: &Path) -> Result<()> {
         let Some(opened) = &self.opened else {
             return Ok(());
@@ -249,7 +250,7 @@ mod tests {
         let scratch = Scratch::make(&kernel().files, slice::from_ref(&target), 1).unwrap();
         let shown = scratch.shown(0).to_owned();
         assert_eq!(fs::metadata(&shown).unwrap().mode() & 0o777, 0o700);
-        // As a user does who may write to the target.
+        // Another user with write permission for the target can do this.
         let moved = root.path().join("moved");
         fs::rename(&shown, &moved).unwrap();
         std::os::unix::fs::symlink(victim.path(), &shown).unwrap();
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_with_the_same_id_has_left_is_in_nobodys_way() {
+    fn what_a_process_with_the_same_id_has_left_does_not_stop_a_run() {
         let root = tempfile::tempdir().unwrap();
         let topology = Topology::from_spec("virtual:1").unwrap();
         let target = Target::of(root.path(), &topology, &NoDaemon).unwrap();

@@ -1,7 +1,7 @@
 //! The threads of each workload.
 
 use crate::case::{Case, Scale};
-use crate::direct;
+use crate::direct::{self, Devices};
 use crate::error::{Error, Result};
 use crate::kind::{Kind, Variant};
 use crate::part::Part;
@@ -22,13 +22,17 @@ mod zmio;
 pub(crate) use zmio::DEPTH as ZMIO_DEPTH;
 
 /// Returns the part of a thread, for workloads that read or write plain files and devices. Fails for others.
-pub fn part(case: &Case, index: usize) -> Result<Part> {
+pub(crate) fn part(case: &Case, devices: &Devices, index: usize) -> Result<Part> {
     match (case.kind, case.scratch) {
         (Kind::Scan, Some(_)) => scan::part(case, index),
         (Kind::Zmio, _) => {
-            direct::part(case, index, zmio::file_bytes(case.seats.len(), case.scale))
+            let bytes = zmio::file_bytes(case.seats.len(), case.scale);
+            direct::part(case, devices, index, bytes)
         }
-        (Kind::Dd, _) => direct::part(case, index, dd::file_bytes(case.seats.len(), case.scale)),
+        (Kind::Dd, _) => {
+            let bytes = dd::file_bytes(case.seats.len(), case.scale);
+            direct::part(case, devices, index, bytes)
+        }
         _ => Err(Error::new(format!(
             "{} does not read or write plain files",
             case.kind.name()

@@ -50,6 +50,7 @@ fn on_the_fast_path_jericho_counts_the_hits_inline_and_on_the_nodes_of_the_place
         assert_eq!(records.len(), 2);
         for record in records {
             assert_eq!(record["path"], "fast");
+            assert_eq!(record["confirmed"], true, "{record}");
             let pages = |side: &str| record["inline_pages"][side].as_f64().unwrap();
             let hits = pages(near);
             assert!(hits > 0.9 * operations(&record), "{placement}: {record}");

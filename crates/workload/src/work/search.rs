@@ -380,10 +380,11 @@ mod tests {
     fn steps(story: &Story, count: usize, look: impl Fn() + Sync) -> Meter {
         let case = story.case();
         let mut all = Meter::new().unwrap();
+        let topology = case.topology;
         for thread in threads(&case).unwrap() {
             let look = &look;
             let run = move || {
-                thread.seat.bind_pages(case_topology()).unwrap();
+                thread.seat.bind_pages(topology).unwrap();
                 let mut worker = (thread.make)().unwrap();
                 let mut meter = Meter::new().unwrap();
                 for _ in 0..count {
@@ -396,11 +397,6 @@ mod tests {
             all.add(&meter).unwrap();
         }
         all
-    }
-
-    fn case_topology() -> &'static Topology {
-        static TOPOLOGY: std::sync::OnceLock<Topology> = std::sync::OnceLock::new();
-        TOPOLOGY.get_or_init(|| Topology::from_spec("virtual:2").unwrap())
     }
 
     #[test]
@@ -419,11 +415,12 @@ mod tests {
         assert!(maps.contains(" default "), "{maps}");
         steps(&Story::new(Kind::Search, "worst"), 1, || {
             let maps = std::fs::read_to_string("/proc/thread-self/numa_maps").unwrap();
-            assert!(maps.contains("[heap]") || maps.contains(" anon="), "{maps}");
-            let heap = maps.lines().filter(|line| !line.contains("file="));
-            let bound = heap.filter(|line| line.contains(" bind:"));
-            // The buffer of 2 KiB is bound by itself.
-            assert!(bound.count() <= 1, "{maps}");
+            // The heap has no policy of its own, so the kernel shows that of this thread. Other threads of the tests bind other mappings.
+            let heap = maps.lines().find(|line| line.contains(" heap"));
+            assert!(
+                heap.is_some_and(|heap| heap.contains(" default ")),
+                "{maps}"
+            );
         });
     }
 
