@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 
 use jericho_daemon::{Handle, Mounted, OpenOptions, ThreadPolicy, WriteMode};
-use jericho_fs::types::{Caller, Ino, Kind, ROOT, SetAttr};
+use jericho_fs::types::{Attr, Caller, Ino, Kind, ROOT, SetAttr};
 use jericho_storage::{
     Asynchronous, Cause, Completion, Device, Direction, Finish, IoError, Transfer, gather, scatter,
 };
@@ -161,6 +161,16 @@ fn create(mounted: &Mounted, dir: Ino, name: &[u8]) -> io::Result<Ino> {
     let made = mounted
         .fs()
         .mknod(dir, name, Kind::File, 0o644, 0, caller());
+    made_or_found(mounted, dir, name, made)
+}
+
+/// Returns the inode that an operation has made. If the name was there already, returns the inode that has it.
+fn made_or_found(
+    mounted: &Mounted,
+    dir: Ino,
+    name: &[u8],
+    made: jericho_fs::Result<Attr>,
+) -> io::Result<Ino> {
     match made.map_err(errno) {
         Ok(made) => {
             mounted.fs().forget(made.ino, 1);
@@ -209,16 +219,7 @@ impl Files for InProcess {
         let mut dir = ROOT;
         for name in names {
             let made = mounted.fs().mkdir(dir, name, 0o755, caller());
-            dir = match made.map_err(errno) {
-                Ok(made) => {
-                    mounted.fs().forget(made.ino, 1);
-                    made.ino
-                }
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                    lookup(mounted, dir, name)?
-                }
-                Err(error) => return Err(error),
-            };
+            dir = made_or_found(mounted, dir, name, made)?;
         }
         Ok(())
     }
@@ -290,53 +291,42 @@ impl Drop for Opened {
     }
 }
 
-/// The result of an operation whose answer never comes, because the volume is being closed.
-fn closed<T>() -> io::Result<T> {
-    Err(io::Error::from_raw_os_error(libc::EIO))
+/// Begins an operation, and waits for its answer. Fails with EIO if there is none, because the volume is being closed.
+fn wait_for<T>(begin: impl FnOnce(mpsc::Sender<T>)) -> io::Result<T> {
+    let (tell, told) = mpsc::channel();
+    begin(tell);
+    told.recv()
+        .map_err(|_| io::Error::from_raw_os_error(libc::EIO))
 }
 
 impl OpenFile for Opened {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        let (tell, told) = mpsc::channel();
-        let reply = move |read: jericho_fs::Result<usize>, bytes: Vec<u8>| {
-            // The receiver waits.
-            let _ = tell.send((read, bytes));
-        };
-        let bytes = vec![0; buffer.len()];
-        let length = buffer.len() as u32;
-        (self.mounted).read(&self.handle, offset, length, false, bytes, reply);
-        let Ok((read, bytes)) = told.recv() else {
-            return closed();
-        };
+        let (length, bytes) = (buffer.len() as u32, vec![0; buffer.len()]);
+        let (read, bytes) = wait_for(|tell| {
+            let reply = move |read: jericho_fs::Result<usize>, bytes: Vec<u8>| {
+                drop(tell.send((read, bytes)));
+            };
+            (self.mounted).read(&self.handle, offset, length, false, bytes, reply);
+        })?;
         let read = read.map_err(errno)?;
         buffer[..read].copy_from_slice(&bytes[..read]);
         Ok(read)
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
-        let (tell, told) = mpsc::channel();
-        let reply = move |written: jericho_fs::Result<u32>| {
-            // The receiver waits.
-            let _ = tell.send(written);
-        };
-        (self.mounted).write(&self.handle, offset, bytes, WriteMode::PLAIN, reply);
-        match told.recv() {
-            Ok(written) => Ok(written.map_err(errno)? as usize),
-            Err(_) => closed(),
-        }
+        let written = wait_for(|tell| {
+            let reply = move |written: jericho_fs::Result<u32>| drop(tell.send(written));
+            (self.mounted).write(&self.handle, offset, bytes, WriteMode::PLAIN, reply);
+        })?;
+        Ok(written.map_err(errno)? as usize)
     }
 
     fn sync(&self) -> io::Result<()> {
-        let (tell, told) = mpsc::channel();
-        let done = Box::new(move |synced| {
-            // The receiver waits.
-            let _ = tell.send(synced);
-        });
-        self.mounted.fsync(&self.handle, true, done);
-        match told.recv() {
-            Ok(synced) => synced.map_err(errno),
-            Err(_) => closed(),
-        }
+        let synced = wait_for(|tell| {
+            let done = Box::new(move |synced: jericho_fs::Result<()>| drop(tell.send(synced)));
+            self.mounted.fsync(&self.handle, true, done);
+        })?;
+        synced.map_err(errno)
     }
 
     fn size(&self) -> io::Result<u64> {

@@ -43,7 +43,7 @@ pub struct NotPredicted {
 pub const NOT_PREDICTED: &[NotPredicted] = &[
     NotPredicted {
         what: "Jericho, figure 13: Proper is up to 60 % better than Bad, and 11 % on average, for direct reads of 512 KiB",
-        reason: "the paper does not say to which nodes the storage controllers are attached, nor what they transfer",
+        reason: "the paper does not say to which nodes its storage controllers are attached, or how much they transfer",
     },
     NotPredicted {
         what: "Jericho, figure 12: IOR writes are 218 % faster than with Linux 2.6.32, and 89 % faster than with 3.13",

@@ -238,7 +238,7 @@ fn a_device_in_use_is_not_written_even_with_force() {
 fn a_run_that_a_signal_interrupts_removes_its_directories() {
     for signal in [Signal::INT, Signal::HUP, Signal::QUIT] {
         let dir = directory();
-        // Whoever runs the tests may ignore SIGHUP, as nohup(1) does.
+        // The shell that runs the tests may ignore SIGHUP, for example under nohup(1). The command must not inherit that.
         let mut command = Command::new("env");
         command.arg("--default-signal=HUP");
         command.arg(jericho(["bench"]).get_program());

@@ -10,12 +10,14 @@
 //! - When many threads see the same idle CPUs, each goes with a probability such that, within one reading of the CPUs' times, about as many go as
 //!   fit. No memory is shared, so that holds for threads of many processes, too.
 
+use jericho_sys::load::ThreadTimes;
+
 /// Share of its time (running and waiting) that a thread must gain by a move away from waiting.
 const MARGIN: f32 = 0.1;
 /// Share of a lap below which waiting is not worth a move.
 const WAIT_MIN: f32 = 0.1;
 /// Laps between two readings of the CPUs' times. Threads decide once a lap, with what the last reading said.
-const LAPS_PER_READING: f32 = 4.0;
+pub(super) const LAPS_PER_READING: f32 = 4.0;
 /// Difference of CPUs that is no difference: the kernel counts ticks.
 const TICKS: f32 = 0.1;
 /// Share of idle CPUs below which a node is full.
@@ -43,6 +45,17 @@ pub struct Lap {
 }
 
 impl Lap {
+    /// Returns the lap of a thread with these times at its begin and at its end. `elapsed`: its length in nanoseconds.
+    pub fn between(before: ThreadTimes, after: ThreadTimes, elapsed: u64, bytes: f32) -> Lap {
+        let ns = |before: u64, after: u64| after.saturating_sub(before).min(elapsed) as f32;
+        Lap {
+            elapsed: elapsed as f32,
+            ran: ns(before.ran_ns, after.ran_ns),
+            waited: ns(before.waited_ns, after.waited_ns),
+            bytes,
+        }
+    }
+
     /// Returns the CPUs that the thread would use if it never waited: 0.01 to 1.
     pub fn demand(&self) -> f32 {
         let share = self.ran / (self.elapsed - self.waited).max(1.0);

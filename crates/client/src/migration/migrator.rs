@@ -192,8 +192,7 @@ impl Migrator {
 
     /// Returns the node that has most of the data that the thread uses.
     pub fn data_node(&self) -> Option<usize> {
-        let total = self.window.iter().map(|used| used.all).sum();
-        self.dominant(total).filter(|_| total > 0.0)
+        self.dominant(self.total())
     }
 
     /// Returns whether the program was seen to choose the thread's CPUs.
@@ -241,7 +240,7 @@ impl Migrator {
         if self.is_hands_off {
             return;
         }
-        let total: f32 = self.window.iter().map(|used| used.all).sum();
+        let total = self.total();
         if let Some(lap) = self.end_lap(now, world)
             && self.maybe_leave(now, total, &lap, world)
         {
@@ -323,13 +322,7 @@ impl Migrator {
         if elapsed > LAP_MAX {
             return None;
         }
-        let ns = |before: u64, after: u64| after.saturating_sub(before).min(elapsed) as f32;
-        let lap = Lap {
-            elapsed: elapsed as f32,
-            ran: ns(before.ran_ns, after.ran_ns),
-            waited: ns(before.waited_ns, after.waited_ns),
-            bytes: begin.bytes,
-        };
+        let lap = Lap::between(before, after, elapsed, begin.bytes);
         self.last_lap = Some((now, lap));
         Some(lap)
     }
@@ -341,7 +334,6 @@ impl Migrator {
 
     /// Nudges a thread that waits too much for CPUs to a node with idle ones. Returns whether it did.
     fn maybe_leave(&mut self, now: u64, total: f32, lap: &Lap, world: &mut impl World) -> bool {
-        let is_always = self.held.is_some_and(|held| held.always);
         let (Some(here), Some(home)) = (world.here(), self.dominant(total)) else {
             return false;
         };
@@ -349,7 +341,7 @@ impl Migrator {
             self.away_from = None;
         }
         world.saw(here, lap.crowd());
-        if is_always || now < self.not_before || !crowding::waits(lap) {
+        if self.is_held_always() || now < self.not_before || !crowding::waits(lap) {
             return false;
         }
         let Some(mask) = self.held.map(|held| held.found).or_else(|| world.mask()) else {
@@ -484,6 +476,11 @@ impl Migrator {
             checked: now,
         });
         true
+    }
+
+    /// Returns the bytes in the window.
+    fn total(&self) -> f32 {
+        self.window.iter().map(|used| used.all).sum()
     }
 
     fn dominant(&self, total: f32) -> Option<usize> {

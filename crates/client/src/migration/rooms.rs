@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use jericho_sys::load::{self, CpuTime};
 
-use super::crowding::Room;
-use super::migrator::NODES;
+use super::crowding::{LAPS_PER_READING, Room};
+use super::migrator::{CHECK_EVERY, NODES};
 use super::nodes::Nodes;
 
 /// Shortest time between two readings of /proc/stat in a process, in nanoseconds.
-const READ_EVERY: u64 = 1_000_000_000;
+const READ_EVERY: u64 = LAPS_PER_READING as u64 * CHECK_EVERY;
 /// Age at which a reading is of no use.
 const STALE: u64 = 5 * READ_EVERY;
 

@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use jericho_client::migration::crowding::Lap;
+use jericho_client::migration::migrator::CHECK_EVERY;
 use jericho_sys::load::{self, ThreadTimes};
 
 use crate::tasks::Task;
 
 /// Shortest lap.
-const LAP_MIN: Duration = Duration::from_millis(250);
+const LAP_MIN: Duration = Duration::from_nanos(CHECK_EVERY);
 /// A longer lap tells nothing: the thread did something else for a while.
 const LAP_MAX: Duration = Duration::from_secs(3);
 /// Most threads whose laps are known.
@@ -61,14 +62,7 @@ impl Laps {
         }
         let times = times_of(task.tid);
         let lap = begin.times.zip(times).map(|(before, after)| {
-            let elapsed = elapsed.as_nanos() as u64;
-            let ns = |before: u64, after: u64| after.saturating_sub(before).min(elapsed) as f32;
-            Lap {
-                elapsed: elapsed as f32,
-                ran: ns(before.ran_ns, after.ran_ns),
-                waited: ns(before.waited_ns, after.waited_ns),
-                bytes: begin.bytes as f32,
-            }
+            Lap::between(before, after, elapsed.as_nanos() as u64, begin.bytes as f32)
         });
         (begin.at, begin.times, begin.bytes, begin.last) = (now, times, 0, lap);
         (lap.is_some(), lap)

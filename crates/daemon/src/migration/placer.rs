@@ -215,12 +215,12 @@ impl Placer {
             }
             let here = self.context.nodes.node_of(cpu);
             if let Some((target, why)) = self.choose(&task, order, here, now) {
-                self.migrate(&task, target, why, now);
+                self.migrate(&task, here, target, why, now);
             }
         }
         let brings = order.inline || self.context.with_parent;
         if brings && self.companions.uses(&task, node, now) {
-            self.bring_companions(&task, node, order.policy, now);
+            self.bring(self.companions.of(&task, now), node, order.policy, now);
         }
     }
 
@@ -299,10 +299,6 @@ impl Placer {
         chance >= 1.0 || is_new && self.dice.throw() < chance
     }
 
-    fn bring_companions(&mut self, task: &Task, node: usize, policy: ThreadPolicy, now: Instant) {
-        self.bring(self.companions.of(task, now), node, policy, now);
-    }
-
     /// Moves companions, each with the CPU on which it ran last.
     pub fn bring(
         &mut self,
@@ -321,13 +317,13 @@ impl Placer {
             let (is_new, lap) = self.laps.used(&companion, 0, now);
             let is_always = policy == ThreadPolicy::Always;
             if here != Some(node) && (is_always || self.may_arrive(lap, is_new, here, node, 0.0)) {
-                self.migrate(&companion, node, Why::Companion, now);
+                self.migrate(&companion, here, node, Why::Companion, now);
             }
         }
     }
 
-    /// Narrows the mask of a thread to the CPUs of a node, unless it was migrated a short time ago.
-    fn migrate(&mut self, task: &Task, node: usize, why: Why, now: Instant) {
+    /// Narrows the mask of a thread on node `here` to the CPUs of a node, unless it was migrated a short time ago.
+    fn migrate(&mut self, task: &Task, here: Option<usize>, node: usize, why: Why, now: Instant) {
         let known = self.threads.iter().position(|p| p.mask.task == *task);
         let mut repeats = 0;
         if let Some(known) = known.and_then(|at| self.threads.get(at)) {
@@ -336,7 +332,7 @@ impl Placer {
             }
             if known.node == node || why == Why::Crowd {
                 repeats = known.repeats + 1;
-            } else if known.repeats > 0 && why == Why::Data {
+            } else if why == Why::Data {
                 repeats = known.repeats;
             }
         }
@@ -354,9 +350,8 @@ impl Placer {
         };
         tracing::debug!(tid = task.tid, node, "migrated a thread");
         let demand = self.laps.last(task).map_or(1.0, |lap| lap.demand());
-        let from = task.cpu().and_then(|cpu| self.context.nodes.node_of(cpu));
         let rooms = &self.context.rooms;
-        rooms.moves(self.context.now_ns(), from, node, demand);
+        rooms.moves(self.context.now_ns(), here, node, demand);
         if let Some(at) = known {
             self.threads.swap_remove(at);
         }
