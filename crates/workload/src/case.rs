@@ -176,6 +176,18 @@ pub(crate) mod tests {
             }
         }
 
+        /// Puts one thread and its pages on the first node of this machine. The kernel knows that node, unlike virtual ones, so it binds pages.
+        pub(crate) fn on_this_machine(mut self) -> Story {
+            self.topology = Topology::detect().unwrap();
+            let node = Some(self.topology.nodes[0].id);
+            self.seats = vec![Seat {
+                device: None,
+                frame: node,
+                thread: node,
+            }];
+            self
+        }
+
         pub(crate) fn case(&self) -> Case<'_> {
             Case {
                 topology: &self.topology,
