@@ -92,6 +92,8 @@ pub struct Room {
     pub left: f32,
     /// How many threads that always run there are for each CPU, as threads of this process have seen it lately; `None`: none was there.
     pub crowd: Option<f32>,
+    /// Threads of this process have run there lately whose data is elsewhere.
+    pub has_guests: bool,
 }
 
 impl Room {
@@ -203,10 +205,12 @@ fn is_worth_in_crowd(lap: Option<&Lap>, there: &Candidate) -> bool {
     lap.is_worth(lap.waited - runs * (crowd - 1.0) - more)
 }
 
-/// Returns whether a thread waits on the data's node about as long as here, because both nodes are full and equally crowded.
+/// Returns whether a thread waits on the data's node about as long as here, because both nodes are full and equally crowded. On a node with few CPUs, one
+/// thread more makes a difference, so the thread goes there only if another thread may go in return: a guest.
 fn is_swap(lap: Option<&Lap>, here: Room, there: Room) -> bool {
     let Some(lap) = lap else { return true };
-    lap.crowd() * here.cpus >= MANY && there.crowd_beside(lap) <= SAME * lap.crowd()
+    let may_go = there.has_guests || lap.crowd() * here.cpus >= MANY;
+    may_go && there.crowd_beside(lap) <= SAME * lap.crowd()
 }
 
 /// Random numbers of one thread.
@@ -250,6 +254,7 @@ mod tests {
             spare,
             left: 0.0,
             crowd: None,
+            has_guests: false,
         }
     }
 

@@ -73,8 +73,8 @@ pub trait World {
     fn room(&mut self, now: u64, node: usize) -> Option<Room>;
     /// Records that the thread, which needs `cpus` CPUs, has been moved.
     fn moves(&mut self, now: u64, from: Option<usize>, to: usize, cpus: f32);
-    /// Records how crowded the node is on which the thread runs, as its last lap shows.
-    fn saw(&mut self, node: usize, crowd: f32);
+    /// Records how crowded the node is on which the thread runs, as its last lap shows, and whether the thread is a guest there: its data is elsewhere.
+    fn saw(&mut self, node: usize, crowd: f32, is_guest: bool);
     /// Returns the remote bytes in the window that make a move to a node worth its cost, from where the thread runs now. Infinite if a move
     /// never pays.
     fn move_cost(&mut self, _node: usize) -> f32 {
@@ -340,7 +340,7 @@ impl Migrator {
         if here == home {
             self.away_from = None;
         }
-        world.saw(here, lap.crowd());
+        world.saw(here, lap.crowd(), here != home);
         if self.is_held_always() || now < self.not_before || !crowding::waits(lap) {
             return false;
         }

@@ -1,7 +1,7 @@
 //! How much room the nodes' CPUs have for further threads: their idle time, and the threads of this process that have moved since it was read.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use jericho_sys::load::{self, CpuTime};
 
@@ -40,6 +40,9 @@ struct NodeRoom {
     /// The crowd that a thread saw last, since the last reading and before it, in thousandths; 0: none did.
     crowd: AtomicU32,
     crowd_before: AtomicU32,
+    /// Whether a thread whose data is elsewhere ran there, since the last reading and before it.
+    guests: AtomicBool,
+    guests_before: AtomicBool,
 }
 
 /// The time of a node's CPUs since the start of the machine, in any unit.
@@ -76,6 +79,8 @@ impl Rooms {
                     left: AtomicU32::new(0),
                     crowd: AtomicU32::new(0),
                     crowd_before: AtomicU32::new(0),
+                    guests: AtomicBool::new(false),
+                    guests_before: AtomicBool::new(false),
                 }
             }; NODES],
             times: Mutex::new([NO_TIME; NODES]),
@@ -123,10 +128,12 @@ impl Rooms {
         }
     }
 
-    /// Records how crowded a node is, as a thread on it has seen: how many threads that always run there are for each CPU.
-    pub fn saw(&self, node: usize, crowd: f32) {
+    /// Records how crowded a node is, as a thread on it has seen: how many threads that always run there are for each CPU. `is_guest`: the thread's data is on
+    /// another node.
+    pub fn saw(&self, node: usize, crowd: f32, is_guest: bool) {
         if let Some(node) = self.nodes.get(node) {
             node.crowd.store((crowd * 1000.0) as u32, Relaxed);
+            node.guests.fetch_or(is_guest, Relaxed);
         }
     }
 
@@ -172,6 +179,7 @@ impl NodeRoom {
                 .map(milli)
                 .into_iter()
                 .find(|crowd| *crowd > 0.0),
+            has_guests: self.guests.load(Relaxed) || self.guests_before.load(Relaxed),
         })
     }
 
@@ -184,6 +192,8 @@ impl NodeRoom {
         self.left.store(0, Relaxed);
         self.crowd_before
             .store(self.crowd.swap(0, Relaxed), Relaxed);
+        self.guests_before
+            .store(self.guests.swap(false, Relaxed), Relaxed);
     }
 }
 
@@ -242,13 +252,16 @@ mod tests {
         let crowd = || rooms.nodes[0].room().and_then(|room| room.crowd);
         rooms.nodes[0].set(Some(0), 8);
         assert_eq!(crowd(), None);
-        rooms.saw(0, 2.5);
+        rooms.saw(0, 2.5, true);
         assert_eq!(crowd(), Some(2.5));
         rooms.nodes[0].set(Some(0), 8);
         assert_eq!(crowd(), Some(2.5));
-        rooms.saw(0, 4.0);
+        rooms.saw(0, 4.0, false);
         assert_eq!(crowd(), Some(4.0));
+        let has_guests = || rooms.nodes[0].room().unwrap().has_guests;
+        assert!(has_guests(), "before the last reading");
         rooms.nodes[0].set(Some(0), 8);
+        assert!(!has_guests());
         rooms.nodes[0].set(Some(0), 8);
         assert_eq!(crowd(), None);
     }

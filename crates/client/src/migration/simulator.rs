@@ -6,7 +6,7 @@ use jericho_sys::load::{CpuTime, ThreadTimes};
 use proptest::prelude::*;
 
 use super::crowding::Room;
-use super::migrator::{Migrator, World};
+use super::migrator::{Migrator, NODES, World};
 use super::rooms::{NodeTime, Rooms};
 
 const MS: u64 = 1_000_000;
@@ -119,8 +119,8 @@ impl World for Seen<'_> {
         self.rooms.moves(now, from, to, cpus);
     }
 
-    fn saw(&mut self, node: usize, crowd: f32) {
-        self.rooms.saw(node, crowd);
+    fn saw(&mut self, node: usize, crowd: f32, is_guest: bool) {
+        self.rooms.saw(node, crowd, is_guest);
     }
 
     fn remote_ns(&mut self, at: usize, data: usize) -> f32 {
@@ -214,6 +214,20 @@ impl Machine {
         let (local, remote) = if is_local { (bytes, 0) } else { (0, bytes) };
         thread.migrator.used(thread.home, local, remote);
         thread.migrator.decide(self.now, &mut world);
+    }
+
+    /// Has each process read the times of the CPUs.
+    fn read_rooms(&self) {
+        let read = |times: &mut [NodeTime; NODES]| {
+            for (at, time) in self.times.iter().enumerate() {
+                let cpus = self.scene.cpus[at];
+                times[at] = NodeTime { time: *time, cpus };
+            }
+            true
+        };
+        for rooms in &self.processes {
+            rooms.room_by(self.now, 0, read);
+        }
     }
 
     /// Returns the number of threads on each node that are ready.
@@ -378,5 +392,32 @@ fn threads_come_back_when_there_is_room() {
         near.iter().for_each(|at| machine.threads[*at].wants = 0.0);
         (0..2000).for_each(|_| machine.step(true));
         assert!(machine.away() <= 1, "{}", machine.away());
+    }
+}
+
+#[test]
+fn threads_that_have_each_others_cpus_swap_them() {
+    for seed in 0..8 {
+        for (nodes, cpus) in [(8, 1), (2, 1), (4, 2)] {
+            let threads = nodes * cpus as usize;
+            let mut machine = Machine::new(&Scene {
+                cpus: vec![cpus; nodes],
+                threads: (0..threads).map(|at| (at % nodes, 1.0)).collect(),
+                remote_ns: 0.03,
+                per_process: 64,
+                is_balanced: true,
+                seed,
+            });
+            // The threads know how full the nodes are. Then each is on the node beside that of its data.
+            for _ in 0..3 {
+                (0..100).for_each(|_| machine.step(true));
+                machine.read_rooms();
+            }
+            for thread in &mut machine.threads {
+                thread.node = (thread.home + 1) % nodes;
+            }
+            (0..6000).for_each(|_| machine.step(true));
+            assert_eq!(machine.away(), 0, "{nodes} nodes, {cpus} CPUs, {seed}");
+        }
     }
 }

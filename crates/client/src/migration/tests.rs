@@ -119,10 +119,11 @@ impl World for Machine {
             spare: 4.0 * (*self.idle.get(node)?)?,
             left: 0.0,
             crowd: None,
+            has_guests: false,
         })
     }
 
-    fn saw(&mut self, node: usize, crowd: f32) {
+    fn saw(&mut self, node: usize, crowd: f32, _is_guest: bool) {
         assert_eq!((node, crowd >= 1.0), (self.node(), true));
     }
 
@@ -477,8 +478,8 @@ impl World for Measured {
         World::moves(&mut self.0, now, from, to, cpus);
     }
 
-    fn saw(&mut self, node: usize, crowd: f32) {
-        self.0.saw(node, crowd);
+    fn saw(&mut self, node: usize, crowd: f32, is_guest: bool) {
+        self.0.saw(node, crowd, is_guest);
     }
 
     fn remote_ns(&mut self, at: usize, data: usize) -> f32 {

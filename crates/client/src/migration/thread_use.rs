@@ -281,8 +281,8 @@ impl World for Myself {
         ROOMS.moves(now, from, to, cpus);
     }
 
-    fn saw(&mut self, node: usize, crowd: f32) {
-        ROOMS.saw(node, crowd);
+    fn saw(&mut self, node: usize, crowd: f32, is_guest: bool) {
+        ROOMS.saw(node, crowd, is_guest);
     }
 
     fn move_cost(&mut self, node: usize) -> f32 {

@@ -235,7 +235,7 @@ impl Placer {
         let node = usize::from(order.node);
         let (is_new, lap) = self.laps.used(task, order.bytes, now);
         if let (Some(lap), Some(here)) = (lap, here) {
-            self.context.rooms.saw(here, lap.crowd());
+            self.context.rooms.saw(here, lap.crowd(), here != node);
         }
         let is_there = here == Some(node);
         let (target, is_away) = if order.policy == ThreadPolicy::Always {
