@@ -66,6 +66,16 @@ struct Seen<'a> {
     moves: &'a mut Vec<u64>,
 }
 
+/// Returns a reading of the nodes' CPUs, as [`Rooms::room_by`] makes one.
+fn read_times(times: &[CpuTime], cpus: &[u32]) -> impl FnOnce(&mut [NodeTime; NODES]) -> bool {
+    move |read| {
+        for ((read, time), cpus) in read.iter_mut().zip(times).zip(cpus) {
+            (read.time, read.cpus) = (*time, *cpus);
+        }
+        true
+    }
+}
+
 /// Returns a number from 0 to below 1.
 fn random(state: &mut u64) -> f32 {
     // Knuth's linear congruential generator.
@@ -103,15 +113,8 @@ impl World for Seen<'_> {
     }
 
     fn room(&mut self, now: u64, node: usize) -> Option<Room> {
-        self.rooms.room_by(now, node, |times| {
-            for (node, time) in self.times.iter().enumerate() {
-                times[node] = NodeTime {
-                    time: *time,
-                    cpus: self.machine.cpus[node],
-                };
-            }
-            true
-        })
+        self.rooms
+            .room_by(now, node, read_times(self.times, &self.machine.cpus))
     }
 
     fn moves(&mut self, now: u64, from: Option<usize>, to: usize, cpus: f32) {
@@ -218,15 +221,8 @@ impl Machine {
 
     /// Has each process read the times of the CPUs.
     fn read_rooms(&self) {
-        let read = |times: &mut [NodeTime; NODES]| {
-            for (at, time) in self.times.iter().enumerate() {
-                let cpus = self.scene.cpus[at];
-                times[at] = NodeTime { time: *time, cpus };
-            }
-            true
-        };
         for rooms in &self.processes {
-            rooms.room_by(self.now, 0, read);
+            rooms.room_by(self.now, 0, read_times(&self.times, &self.scene.cpus));
         }
     }
 
