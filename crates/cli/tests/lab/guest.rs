@@ -121,6 +121,7 @@ impl Volume {
         dirs.map(|(node, dir)| {
             let file = dir.join("file");
             std::fs::write(&file, content(node, mib)).expect("write");
+            assert_eq!(self.where_is(&file)["home_node"], node);
             file
         })
         .collect()
