@@ -56,7 +56,7 @@ pub struct Thread<'a> {
 pub struct Timing {
     /// Time before the measurement.
     pub warm_up: Duration,
-    /// Longest time of the measurement. It ends earlier if all workers finish.
+    /// Time of the measurement. It ends earlier if all workers finish, and later if no operation has begun and ended in it.
     pub measured: Duration,
 }
 
@@ -104,6 +104,9 @@ pub(crate) struct Seen {
 /// Time between two looks for the end of a phase.
 const LOOK: Duration = Duration::from_millis(5);
 
+/// Longest time by which a measurement is extended to count its first operation. A device that does not answer must not keep the run for ever.
+const EXTENSION_MAX: Duration = Duration::from_secs(60);
+
 /// The phases of a run, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
@@ -122,6 +125,8 @@ struct Phases<'a> {
     changed: Condvar,
     /// The same, for a look without the lock.
     shown: AtomicU8,
+    /// Whether a thread has counted an operation in the measurement.
+    has_counted: AtomicBool,
 }
 
 impl Phases<'_> {
@@ -131,6 +136,7 @@ impl Phases<'_> {
             now: Mutex::new(Phase::Make),
             changed: Condvar::new(),
             shown: AtomicU8::new(Phase::Make as u8),
+            has_counted: AtomicBool::new(false),
         }
     }
 
@@ -332,7 +338,12 @@ fn follow(
     let first = watched.now()?;
     phases.begin(Phase::Measure);
     let until = Instant::now() + timing.measured;
-    wait(&|_| Instant::now() >= until)?;
+    // A run on a slow device or a busy machine would otherwise have no rate, no latency and no place.
+    wait(&|_| {
+        let now = Instant::now();
+        let has_counted = phases.has_counted.load(Ordering::Relaxed);
+        now >= until && (has_counted || now >= until + EXTENSION_MAX)
+    })?;
     Ok((first, watched.now()?))
 }
 
@@ -352,7 +363,7 @@ fn occupy(
     // The receiver may have seen enough.
     let _ = tell.send(Event::Made);
     phases.wait_for_begin();
-    let mut is_measured = false;
+    let (mut is_measured, mut has_counted) = (false, false);
     while !phases.is_at_least(Phase::Stop) {
         if !is_measured && phases.is_at_least(Phase::Measure) {
             is_measured = true;
@@ -367,6 +378,10 @@ fn occupy(
         let progress = worker.step(&mut meter)?;
         if let Some(cpu) = cpu {
             meter.sample(topology, cpu, worker.frames(), before);
+        }
+        if is_measured && !has_counted && each.counts && meter.operations > 0 {
+            has_counted = true;
+            phases.has_counted.store(true, Ordering::Relaxed);
         }
         if progress == Progress::Finished {
             break;
@@ -435,6 +450,57 @@ mod tests {
         let (meter, _) = occupy(&topology, each, phases, &tell).unwrap();
         assert_eq!((meter.operations, meter.read_bytes), (0, 0));
         assert!(stopping.load(Ordering::Relaxed));
+    }
+
+    /// A worker whose operations each last longer than the measurement.
+    struct Slow;
+
+    impl Worker for Slow {
+        fn step(&mut self, meter: &mut Meter) -> Result<Progress> {
+            let began = Instant::now();
+            thread::sleep(4 * LOOK);
+            meter.count(Done {
+                read_bytes: 4096,
+                written_bytes: 0,
+                began,
+            });
+            Ok(Progress::More)
+        }
+
+        fn frames(&self) -> &Frames {
+            &Frames::Unknown
+        }
+
+        fn confirm(&self) -> Result<Option<bool>> {
+            Ok(None)
+        }
+    }
+
+    #[test]
+    fn a_measurement_counts_an_operation_however_short_it_is() {
+        let slow = |counts| Thread {
+            seat: Seat::default(),
+            make: Box::new(|| Ok(Box::new(Slow) as Box<dyn Worker>)),
+            counts,
+        };
+        let outcome = run(
+            &Topology::from_spec("virtual:1").unwrap(),
+            Watched {
+                machine: &Machine::of(None),
+                daemon: &NoDaemon,
+            },
+            // The operations of the second thread are not the run's.
+            vec![slow(true), slow(false)],
+            Timing {
+                warm_up: LOOK,
+                measured: Duration::ZERO,
+            },
+            &AtomicBool::new(false),
+            &AtomicBool::new(false),
+        )
+        .unwrap();
+        assert!(outcome.meter.operations >= 1);
+        assert!(outcome.span.seconds >= (4 * LOOK).as_secs_f64());
     }
 
     /// Returns a thread that makes files until the run stops it, or fails with a message.
