@@ -88,6 +88,8 @@ pub struct Room {
     pub cpus: f32,
     /// CPUs without work: their idle time in the last reading's second, less what threads of this process need that moved there since.
     pub spare: f32,
+    /// Idle share of its CPUs in the last reading's second.
+    pub idle: f32,
     /// CPUs that threads of this process used that left since the last reading.
     pub left: f32,
     /// How many threads that always run there are for each CPU, as threads of this process have seen it lately; `None`: none was there.
@@ -97,6 +99,15 @@ pub struct Room {
 }
 
 impl Room {
+    /// Returns the room for a thread that waits on a node with this idle share. A node on which threads wait has idle time only if all of them paused, for example
+    /// between two passes. In a pause the CPUs of all nodes are idle, so they have no room for threads that wait afterwards.
+    fn beside(self, idle: f32) -> Room {
+        Room {
+            spare: (self.spare - idle * self.cpus).max(0.0),
+            ..self
+        }
+    }
+
     fn is_full(&self) -> bool {
         self.spare < FULL * self.cpus
     }
@@ -144,6 +155,11 @@ pub fn leave(
         return None;
     }
     let gain = |c: &Candidate| lap.waited - lap.bytes * c.more_ns;
+    let idle = here.map_or(0.0, |room| room.idle);
+    let candidates = candidates.map(|c| Candidate {
+        room: c.room.beside(idle),
+        ..c
+    });
     // Elsewhere the thread would take CPU time, and more of it than at home, from threads that have their data there.
     let candidates = candidates.filter(|c| lap.wait_on(c.room) == 0.0);
     let best = candidates.max_by(|a, b| gain(a).total_cmp(&gain(b)))?;
@@ -252,6 +268,7 @@ mod tests {
         Room {
             cpus,
             spare,
+            idle: spare / cpus,
             left: 0.0,
             crowd: None,
             has_guests: false,

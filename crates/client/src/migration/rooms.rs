@@ -174,6 +174,7 @@ impl NodeRoom {
         Some(Room {
             cpus,
             spare: (cpus * idle as f32 / 1000.0 - milli(&self.came)).max(0.0),
+            idle: idle as f32 / 1000.0,
             left: milli(&self.left),
             crowd: [&self.crowd, &self.crowd_before]
                 .map(milli)

@@ -52,6 +52,8 @@ struct Machine {
     times: Vec<CpuTime>,
     threads: Vec<Thread>,
     processes: Vec<Rooms>,
+    /// All threads sleep.
+    is_paused: bool,
 }
 
 /// The world of one thread.
@@ -163,6 +165,7 @@ impl Machine {
             threads: scene.threads.iter().map(thread).collect(),
             processes: (0..processes).map(|_| Rooms::new()).collect(),
             scene: scene.clone(),
+            is_paused: false,
         }
     }
 
@@ -170,7 +173,7 @@ impl Machine {
     fn step(&mut self, migrates: bool) {
         self.now += STEP;
         let ready: Vec<bool> = (self.threads.iter())
-            .map(|thread| random(&mut self.random) < thread.wants)
+            .map(|thread| random(&mut self.random) < thread.wants && !self.is_paused)
             .collect();
         if self.scene.is_balanced {
             self.balance(&ready);
@@ -414,6 +417,34 @@ fn threads_that_have_each_others_cpus_swap_them() {
             }
             (0..6000).for_each(|_| machine.step(true));
             assert_eq!(machine.away(), 0, "{nodes} nodes, {cpus} CPUs, {seed}");
+        }
+    }
+}
+
+#[test]
+fn threads_that_pause_together_stay_with_their_data() {
+    for seed in 0..2 {
+        for (nodes, cpus, threads) in [(4, 2, 16), (8, 1, 64), (2, 4, 32)] {
+            for pause_steps in [70, 300] {
+                let mut machine = Machine::new(&Scene {
+                    cpus: vec![cpus; nodes],
+                    threads: (0..threads).map(|at| (at % nodes, 1.0)).collect(),
+                    remote_ns: 0.03,
+                    per_process: 64,
+                    is_balanced: false,
+                    seed,
+                });
+                // Each node has at least twice as many threads as CPUs. After a pause, the last reading of the CPUs' times has idle time.
+                for _ in 0..10 {
+                    machine.is_paused = true;
+                    (0..pause_steps).for_each(|_| machine.step(true));
+                    machine.is_paused = false;
+                    for _ in 0..300 {
+                        machine.step(true);
+                        assert_eq!(machine.away(), 0, "{nodes} nodes, {pause_steps}, {seed}");
+                    }
+                }
+            }
         }
     }
 }

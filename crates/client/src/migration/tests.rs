@@ -119,6 +119,7 @@ impl World for Machine {
             spare: 4.0 * (*self.idle.get(node)?)?,
             left: 0.0,
             crowd: None,
+            idle: 0.0,
             has_guests: false,
         })
     }
