@@ -175,6 +175,7 @@ fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration)
         devices: vec![],
         force: false,
         cache_bytes: Some(CACHE_BYTES),
+        spill_bytes: 0,
         topology: Topology::detect()?,
     })?;
     let attr = mounted

@@ -14,7 +14,8 @@ use crate::requests::PAGES_PER_GET_MAX;
 /// Thresholds at which the slice's threads start and stop working.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    pub frames: u32,
+    /// Frames on the home node. Frames elsewhere may be given back at any time, so they raise no limit of dirty pages.
+    pub home_frames: u32,
     /// Eviction starts below `free_low` free frames and stops at `free_high`.
     pub free_low: u32,
     pub free_high: u32,
@@ -26,14 +27,14 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    pub fn new(frames: u32, dirty_age: Duration) -> Limits {
-        let free_low = (frames / 64).max(PAGES_PER_GET_MAX / 2);
+    pub fn new(home_frames: u32, dirty_age: Duration) -> Limits {
+        let free_low = (home_frames / 64).max(PAGES_PER_GET_MAX / 2);
         Limits {
-            frames,
+            home_frames,
             free_low,
-            free_high: (frames / 32).max(free_low + PAGES_PER_GET_MAX),
-            dirty_background: frames / 10,
-            dirty_max: frames * 3 / 10,
+            free_high: (home_frames / 32).max(free_low + PAGES_PER_GET_MAX),
+            dirty_background: home_frames / 10,
+            dirty_max: home_frames * 3 / 10,
             dirty_age,
         }
     }
@@ -85,7 +86,7 @@ impl SliceContext {
         }
     }
 
-    /// Returns the LRU's coarse time. It advances each time a sixteenth of the slice's frames has been
+    /// Returns the LRU's coarse time. It advances each time a sixteenth of the slice's frames with memory has been
     /// filled.
     pub fn epoch(&self) -> u8 {
         self.memory.epoch()

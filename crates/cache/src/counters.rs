@@ -137,14 +137,19 @@ counters! {
     write_errors: AtomicU64, Events, "Write-backs that failed.";
     checksum_errors: AtomicU64, Pages, "Pages read from devices that did not have their checksum.";
     scrubbed_bytes: AtomicU64, Bytes, "Bytes read in the background to compare them with their checksums.";
+    spill_taken: AtomicU64, Pages, "Frames that the slice took beyond those that it got at the mount; see --spill.";
+    spill_given_back: AtomicU64, Pages, "Frames that the slice gave back; see --spill.";
+    spill_moved: AtomicU64, Pages, "Pages moved to other frames because theirs were given back.";
     dead_client_entries: AtomicU64, Pages, "Page table entries that were checked because a client died.";
 }
 
 /// Use of a slice's frames now.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
-    /// Frames of the slice.
+    /// Frames of the slice that have memory.
     pub frames: u64,
+    /// Frames of these that are in spill ranges.
+    pub spilled: u64,
     /// Frames that hold a page.
     pub resident: u64,
     /// Pages that are newer than the device.

@@ -14,6 +14,9 @@ use crate::get;
 use crate::replacement::Residents;
 use crate::state::SliceState;
 
+/// Epochs that a page in a spill range counts as older than it is, so that it leaves before a page on the home node that is nearly as old.
+const SPILLED_AGE: u8 = 2;
+
 /// A page chosen for eviction: its entry, and the state in which the choice saw it.
 pub(crate) type Victim = (u32, Word);
 
@@ -35,7 +38,11 @@ impl Residents for SliceMemory {
     }
 
     fn last_use(&self, entry: u32) -> u8 {
-        SliceMemory::last_use(self, entry)
+        let last = SliceMemory::last_use(self, entry);
+        match self.is_spilled(self.entry(entry).state().frame()) {
+            true => last.wrapping_sub(SPILLED_AGE),
+            false => last,
+        }
     }
 
     fn set_last_use(&self, entry: u32, epoch: u8) {

@@ -363,6 +363,9 @@ impl Evictor {
     /// Does background write-back and eviction. Returns how long the evictor may sleep.
     fn work(&mut self) -> Option<Duration> {
         let needs_frames = self.resume_waiting();
+        if needs_frames {
+            self.shared.wish_for_frames();
+        }
         self.handle_outage();
         let starved = needs_frames && !self.evict();
         self.repair_if_needed(starved);
@@ -459,10 +462,13 @@ impl Evictor {
         if let Some(collector) = shared.collector.get() {
             collector();
         }
-        let free = shared.lock().frames.free();
+        let (free, present) = {
+            let state = shared.lock();
+            (state.frames.free(), state.frames.present())
+        };
         let wanted = limits.free_high.saturating_sub(free);
         self.replacement
-            .begin(&context.memory, wanted, limits.frames - free);
+            .begin(&context.memory, wanted, present - free);
         let mut victims = Vec::with_capacity(VICTIMS_AT_ONCE);
         loop {
             // Chooses without the lock, because threads that read from the device take it often.

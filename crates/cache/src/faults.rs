@@ -30,6 +30,8 @@ pub(crate) struct Outage {
 pub(crate) struct Latches {
     /// The latched state that was seen, and since when, by entry.
     pub seen: HashMap<u32, (Word, Instant)>,
+    /// The last sweep over `seen`.
+    pub swept: Option<Instant>,
     /// Frames into which a client whose latch was taken away may still copy, each with the client's owner id.
     pub quarantine: Vec<(u16, u32)>,
     /// Frames that a page left while the device reads from them, by the entry of the page.

@@ -60,6 +60,17 @@ impl Grant {
             .has(Flags::FILL)
     }
 
+    /// Returns the node whose CPUs are local to a page of the grant, if its frame is in a spill range.
+    pub fn node_of_spilled(&self, page: u64) -> Option<u16> {
+        let memory = &self.shared.context.memory;
+        memory.node_of_spilled(memory.entry(self.entry(page)).state().frame())
+    }
+
+    /// Returns the slice's index.
+    pub fn slice(&self) -> u16 {
+        self.shared.context.id
+    }
+
     /// Reads bytes of a page of the grant, as of one instant. Panics outside of the grant. Must not be called for a page without
     /// contents. Fails when a writer latches the page for longer than a reader spins. The caller then drops the grant, and gets
     /// the page again with `Slice::when_unlatched`.

@@ -15,6 +15,8 @@ use crate::state::SliceState;
 /// A latch that was held for this long is taken away. A copy of 4 KiB takes less than a microsecond, and a running program is
 /// kept from its CPU for far less than this.
 pub(crate) const LATCH_MAX: Duration = Duration::from_secs(1);
+/// Time between two sweeps over the latches that were seen. A malicious program can make them many.
+const SWEEP_PERIOD: Duration = Duration::from_millis(100);
 /// An owner that holds this many latches for too long has latched pages that it does not write.
 const LATCHES_OF_A_MALICIOUS_OWNER: usize = 256;
 /// Attempts to open the latch of a dead client.
@@ -30,7 +32,9 @@ pub(crate) fn want(state: &mut SliceState, context: &SliceContext, index: u32, w
     }
     let now = Instant::now();
     // Forgets latches of pages that no thread has wanted again.
-    if state.latches.seen.len() > 1024 {
+    let swept = state.latches.swept;
+    if state.latches.seen.len() > 1024 && swept.is_none_or(|swept| now - swept >= SWEEP_PERIOD) {
+        state.latches.swept = Some(now);
         state
             .latches
             .seen

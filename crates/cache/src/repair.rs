@@ -59,7 +59,7 @@ pub(crate) fn run(state: &mut SliceState, context: &SliceContext, starved: bool)
 
 /// What a repair has seen so far.
 struct Survey {
-    /// Frames that belong to a page, a fill or the quarantine.
+    /// Frames that belong to a page, a fill or the quarantine, or that have no memory.
     used: Vec<bool>,
     /// Pages that are dirty and not in the index, by entry.
     unknown: HashMap<u32, Word>,
@@ -79,7 +79,10 @@ fn repair(state: &mut SliceState, context: &SliceContext) -> (usize, usize) {
         }
     }
     let mut survey = Survey {
-        used: vec![false; context.limits.frames as usize],
+        // A frame without memory holds no page.
+        used: (0..memory.geometry().frames)
+            .map(|frame| state.frames.is_absent(frame))
+            .collect(),
         unknown: HashMap::new(),
     };
     let kept = state.filling.values().copied();
@@ -143,7 +146,7 @@ fn is_impossible(
     false
 }
 
-/// Frees the frames that belong to nothing. Returns by how many frames the count of free frames was wrong.
+/// Frees the frames that belong to nothing. Returns how many frames were wrongly free or used.
 fn free_unused(state: &mut SliceState, context: &SliceContext, mut used: Vec<bool>) -> usize {
     // A latch that was broken during the survey moved its page to another frame.
     for index in 0..context.memory.geometry().entries() {
@@ -155,11 +158,10 @@ fn free_unused(state: &mut SliceState, context: &SliceContext, mut used: Vec<boo
     for frame in state.latches.quarantined() {
         used[frame as usize] = true;
     }
-    let free_before = state.frames.free();
-    let used = (0..context.limits.frames).filter(|frame| used[*frame as usize]);
-    state.frames.rebuild(context.limits.frames, used);
+    let used = (0..context.memory.geometry().frames).filter(|frame| used[*frame as usize]);
+    let changed = state.frames.rebuild(used);
     if state.pins.is_empty() {
         state.latches.end_own_quarantine();
     }
-    state.frames.free().abs_diff(free_before) as usize
+    changed as usize
 }

@@ -13,6 +13,7 @@ use jericho_storage::{Transfer, Wake};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::context::{Report, SliceContext};
+use crate::giving_back::GivingBack;
 use crate::object::{Error, Object};
 use crate::requests::SyncJob;
 use crate::state::SliceState;
@@ -34,6 +35,12 @@ pub(crate) struct SliceShared {
     evict_waker: Arc<dyn Wake>,
     /// The evictor visits the dirty pages within `DIRTY_VISIT`, also if no thread wakes it.
     evictor_has_timer: AtomicBool,
+    /// The evictor needed frames since the last call of `Slice::take_wish`.
+    pub wants_frames: AtomicBool,
+    /// The spill ranges that are given back.
+    pub giving_back: Mutex<GivingBack>,
+    /// See `Slice::set_on_shortage`.
+    pub on_shortage: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// See `Slice::set_report_drain`.
     pub report_drain: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// See `Slice::set_collector`.
@@ -49,7 +56,10 @@ impl SliceShared {
         evict_waker: Arc<dyn Wake>,
     ) -> SliceShared {
         SliceShared {
-            state: Mutex::new(SliceState::new(context.limits.frames)),
+            state: Mutex::new(SliceState::new(context.memory.geometry())),
+            wants_frames: AtomicBool::new(false),
+            giving_back: Mutex::default(),
+            on_shortage: OnceLock::new(),
             context,
             reads: SegQueue::new(),
             read_waker,
@@ -113,6 +123,16 @@ impl SliceShared {
             count,
         });
         self.dirtied(u64::from(count));
+    }
+
+    /// Notes that a slice with spill ranges needs frames, and calls the observer of shortages. Must be called without the lock.
+    pub fn wish_for_frames(&self) {
+        if self.context.memory.geometry().spill_ranges() > 0
+            && let Some(on_shortage) = self.on_shortage.get()
+            && !self.wants_frames.swap(true, Relaxed)
+        {
+            on_shortage();
+        }
     }
 
     /// Takes in what clients have reported. Must not be called with the lock held.

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use jericho_format::PAGE_BYTES;
-use jericho_shm::{Flags, PageState as Word, SliceMemory};
+use jericho_shm::{Flags, Geometry, PageState, PageState as Word, SPILL_FRAMES, SliceMemory};
 use jericho_storage::Devices;
 use parking_lot::Mutex;
 
@@ -34,9 +34,9 @@ const QUEUE_DEPTH: u32 = 128;
 pub struct Config {
     /// Index of the slice in the volume; names its threads and segments.
     pub id: u16,
-    /// Frames of 4096 bytes: `FRAMES_MIN`..=`jericho_shm::PageState::FRAMES_MAX`.
+    /// Frames of 4096 bytes on the home node: `FRAMES_MIN`..=`jericho_shm::PageState::FRAMES_MAX`.
     pub frames: u32,
-    /// The kernel's node that all memory of the slice is bound to; `None` if the kernel has no nodes.
+    /// The kernel's node that the memory of the slice is bound to, except for spill ranges; `None` if the kernel has no nodes.
     pub kernel_node: Option<u32>,
     /// CPUs of the home node, where the slice's threads run; empty means any CPU.
     pub cpus: Vec<u32>,
@@ -50,7 +50,7 @@ pub enum StartError {
     /// The node could not provide the memory.
     #[error(
         "slice {slice}: cannot get {bytes} bytes of cache on node {node:?}: {cause}; \
-         give a smaller --cache or free memory on that node"
+         give a smaller --cache, free memory on that node, or allow memory of other nodes with --spill"
     )]
     Memory {
         /// The slice.
@@ -80,6 +80,13 @@ pub enum StartError {
     },
 }
 
+/// Returns the geometry of a slice with spill ranges.
+fn spilling_geometry(frames: u32, spill_frames: u32) -> Geometry {
+    let home = (frames / SPILL_FRAMES).max(1) * SPILL_FRAMES;
+    let all = home.saturating_add(spill_frames).min(PageState::FRAMES_MAX);
+    Geometry::new(all, home).expect("the frames at home are whole ranges, and not more than all")
+}
+
 /// A resident page of an object.
 #[derive(Clone, Copy, Debug)]
 pub struct Resident {
@@ -103,16 +110,29 @@ impl Slice {
     ///
     /// Pages may also be on devices that are appended to `devices` later.
     pub fn start(config: &Config, devices: impl Into<Devices>) -> Result<Arc<Slice>, StartError> {
+        Slice::start_spilling(config, 0, devices)
+    }
+
+    /// Does the same as `start` for a slice that has up to `spill_frames` further frames in spill ranges, which have no memory at first. If
+    /// there are any, `config.frames` is rounded down to a multiple of `SPILL_FRAMES`.
+    pub fn start_spilling(
+        config: &Config,
+        spill_frames: u32,
+        devices: impl Into<Devices>,
+    ) -> Result<Arc<Slice>, StartError> {
         let devices = devices.into();
+        let geometry = match spill_frames {
+            0 => Geometry::for_frames(config.frames),
+            _ => spilling_geometry(config.frames, spill_frames),
+        };
         let slice = config.id;
-        let memory =
-            SliceMemory::create(&format!("slice{slice}"), config.frames, config.kernel_node)
-                .map_err(|cause| StartError::Memory {
-                    slice,
-                    bytes: u64::from(config.frames) * PAGE_BYTES,
-                    node: config.kernel_node,
-                    cause,
-                })?;
+        let memory = SliceMemory::create(&format!("slice{slice}"), geometry, config.kernel_node)
+            .map_err(|cause| StartError::Memory {
+                slice,
+                bytes: u64::from(geometry.home_frames) * PAGE_BYTES,
+                node: config.kernel_node,
+                cause,
+            })?;
         let open = || {
             jericho_storage::open_queue(
                 &devices,
@@ -122,7 +142,7 @@ impl Slice {
             .map_err(|cause| StartError::Queue { slice, cause })
         };
         let (read_queue, write_queue) = (open()?, open()?);
-        let limits = Limits::new(config.frames, config.dirty_age);
+        let limits = Limits::new(geometry.home_frames, config.dirty_age);
         let context = SliceContext::new(slice, memory, limits);
         let (read_waker, evict_waker) = (read_queue.waker(), write_queue.waker());
         let shared = Arc::new(SliceShared::new(context, read_waker, evict_waker));
@@ -418,10 +438,13 @@ impl Slice {
     /// Returns how many frames are used now.
     pub fn usage(&self) -> Usage {
         let context = &self.shared.context;
-        let frames = u64::from(context.limits.frames);
+        let state = self.shared.lock();
+        let present = state.frames.present();
         Usage {
-            frames,
-            resident: frames - u64::from(self.shared.lock().frames.free()),
+            frames: present.into(),
+            // All frames at home are present.
+            spilled: (present - context.limits.home_frames).into(),
+            resident: (present - state.frames.free()).into(),
             dirty: context.dirty(),
         }
     }

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
-use jericho_shm::{Key, PageState as Word};
+use jericho_shm::{Geometry, Key, PageState as Word};
 
 use crate::context::SliceContext;
 use crate::dirty::DirtyIndex;
@@ -54,9 +54,9 @@ pub(crate) struct SliceState {
 }
 
 impl SliceState {
-    pub fn new(frames: u32) -> SliceState {
+    pub fn new(geometry: Geometry) -> SliceState {
         SliceState {
-            frames: Frames::new(frames),
+            frames: Frames::new(geometry),
             pins: HashMap::new(),
             filling: HashMap::new(),
             on_the_way: HashSet::new(),
@@ -128,7 +128,7 @@ impl SliceState {
         self.pin(index);
         self.filling.insert(index, frame);
         self.filled_in_epoch += 1;
-        if self.filled_in_epoch >= context.limits.frames / 16 {
+        if self.filled_in_epoch >= self.frames.present() / 16 {
             self.filled_in_epoch = 0;
             context.memory.next_epoch();
         }

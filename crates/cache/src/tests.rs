@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use foldhash::{HashSet, HashSetExt};
-use jericho_shm::{Flags, Key, SliceMemory};
+use jericho_shm::{Flags, Geometry, Key, SliceMemory};
 use jericho_storage::Wake;
 
 use crate::context::{Limits, SliceContext};
@@ -55,10 +55,10 @@ struct Machine {
 
 impl Machine {
     fn new() -> Machine {
-        let memory = SliceMemory::create("test", FRAMES, None).unwrap();
+        let memory = SliceMemory::create("test", Geometry::for_frames(FRAMES), None).unwrap();
         let limits = Limits::new(FRAMES, Duration::from_secs(5));
         Machine {
-            state: SliceState::new(FRAMES),
+            state: SliceState::new(Geometry::for_frames(FRAMES)),
             context: SliceContext::new(0, memory, limits),
             effects: Effects::default(),
             object: Arc::new(Unplaced),
@@ -389,7 +389,7 @@ impl Wake for Wakes {
 
 #[test]
 fn the_first_dirty_page_wakes_the_evictor_only_if_it_sleeps_without_a_limit() {
-    let memory = SliceMemory::create("test", FRAMES, None).unwrap();
+    let memory = SliceMemory::create("test", Geometry::for_frames(FRAMES), None).unwrap();
     let context = SliceContext::new(0, memory, Limits::new(FRAMES, Duration::from_secs(5)));
     let (wakes, second) = (Arc::new(Wakes::default()), Duration::from_secs(1));
     let shared = SliceShared::new(context, Arc::new(Wakes::default()), wakes.clone());

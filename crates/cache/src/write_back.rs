@@ -58,7 +58,9 @@ pub(crate) fn choose(
                 state.dirty.remove(id, page);
                 continue 'page;
             };
-            if !found.state.has(Flags::DIRTY) || found.state.frame() >= context.limits.frames {
+            if !found.state.has(Flags::DIRTY)
+                || found.state.frame() >= context.memory.geometry().frames
+            {
                 // The page is clean or in flight. A writer that makes it dirty again reports it again.
                 state.dirty.remove(id, page);
                 continue 'page;

@@ -135,13 +135,11 @@ fn write(
 ) -> Result<(), Error> {
     let key = Key::new(object.id(), page);
     let (memory, writer) = (slice.memory(), Writer::daemon(1));
-    match memory.write_if(key, offset, data, writer, slice.epoch(), || true) {
-        Ok(true) => {
+    if let Ok(written) = memory.write_if(key, offset, data, writer, slice.epoch(), || true) {
+        if written.was_clean {
             slice.dirtied(object, page, 1);
-            return Ok(());
         }
-        Ok(false) => return Ok(()),
-        Err(_) => {}
+        return Ok(());
     }
     let (tx, rx) = mpsc::channel();
     let whole = data.len() == PAGE;

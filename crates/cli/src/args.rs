@@ -146,6 +146,10 @@ pub struct MountOptions {
     /// Memory for cached data, with K, M, G or T [default: an eighth of the memory that the daemon may use]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub cache: Option<u64>,
+    /// Most memory of other nodes that a slice may use for its share of --cache if its own node is too small, with K, M, G or T. The slice
+    /// gives this memory back when those nodes need it [default: 0: the mount fails if a node is too small]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_rate)]
+    pub spill: Option<u64>,
     /// NUMA nodes: auto, virtual:N, or the path of a topology file
     #[arg(long, value_name = "SPEC", default_value = "auto")]
     pub topology: String,
@@ -204,7 +208,7 @@ make install puts helpers for mount(8) and umount(8) into /sbin. With them these
   mount -t fuse.jericho VOLUME DIR -o cache=2G
   /srv/my.volume /mnt/jericho fuse.jericho cache=2G,nofail 0 0   a line of /etc/fstab
 
-Options of the helper: ro, force, cache=, topology=, threads=, with-parent, transport=, scrub-rate=, fast-path=, device=, log=, nic=, ethertype=, dead-after=, take-over and no-replay. With the helpers, \
+Options of the helper: ro, force, cache=, spill=, topology=, threads=, with-parent, transport=, scrub-rate=, fast-path=, device=, log=, nic=, ethertype=, dead-after=, take-over and no-replay. With the helpers, \
 umount(8) does the same as jericho umount.")]
 pub struct MountArgs {
     /// First device of the volume

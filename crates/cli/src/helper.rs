@@ -17,8 +17,9 @@ const OF_OTHERS: [&str; 21] = [
     "silent", "loud",
 ];
 /// Options with a value that `jericho mount` also has.
-const WITH_VALUE: [&str; 11] = [
+const WITH_VALUE: [&str; 12] = [
     "cache",
+    "spill",
     "topology",
     "threads",
     "transport",

@@ -43,6 +43,7 @@ impl InProcess {
                 read_only: false,
                 force: false,
                 cache_bytes: None,
+                spill_bytes: 0,
                 topology: topology.clone(),
                 // No kernel asks for threads to be moved.
                 threads: ThreadPolicy::Never,

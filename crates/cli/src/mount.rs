@@ -47,6 +47,9 @@ fn daemon(checked: &Checked, options: &MountOptions) -> Result<Command, Failure>
     if let Some(bytes) = options.cache {
         command.args(["--cache", &bytes.to_string()]);
     }
+    if let Some(bytes) = options.spill {
+        command.args(["--spill", &bytes.to_string()]);
+    }
     if let Some(rate) = options.scrub_rate {
         command.args(["--scrub-rate", &rate.to_string()]);
     }

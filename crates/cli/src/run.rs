@@ -53,6 +53,7 @@ pub fn run(args: &RunArgs) -> Outcome {
 fn refuse_mount_options(options: &MountOptions) -> Result<(), Failure> {
     let options = [
         ("--cache", options.cache.is_some()),
+        ("--spill", options.spill.is_some()),
         ("--topology", options.topology != "auto"),
         ("--transport", options.transport != Transport::Auto),
         ("--scrub-rate", options.scrub_rate.is_some()),

@@ -73,6 +73,7 @@ fn serve(
         devices: options.device.clone(),
         force: options.force,
         cache_bytes: options.cache,
+        spill_bytes: options.spill.unwrap_or(0),
         threads: options.threads.unwrap_or_default(),
         with_parent: options.with_parent,
         move_costs: probe::costs(&topology),

@@ -78,6 +78,7 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
         out.truncate(out.trim_end().len());
         out.push('\n');
     }
+    out.extend(spilled(stat));
     if !stat.clients.is_empty() {
         out.push('\n');
     }
@@ -122,6 +123,26 @@ fn write_threads(out: &mut String, stat: &Stat) -> std::fmt::Result {
         )?;
     }
     Ok(())
+}
+
+/// Returns lines about the frames that slices have taken since the mount.
+fn spilled(stat: &Stat) -> Vec<String> {
+    let mut lines = Vec::new();
+    for slice in &stat.slices {
+        for spilled in &slice.spilled {
+            lines.push(format!(
+                "slice {} has {} of its cache on node {}{}\n",
+                slice.id,
+                size::human(spilled.frames * PAGE_BYTES),
+                spilled.node,
+                match spilled.node == slice.node {
+                    true => ", taken since the mount",
+                    false => "",
+                }
+            ));
+        }
+    }
+    lines
 }
 
 /// Returns lines about the network of a device of another host.

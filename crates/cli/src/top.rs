@@ -402,6 +402,7 @@ mod tests {
             resident: 256,
             frames: 1024,
             dirty: 1,
+            lent_frames: 0,
             locality,
         };
         Stat {

@@ -4,6 +4,8 @@ mod accounting;
 mod locked_offset;
 mod recent_hits;
 mod record;
+mod spilled;
 mod tally;
 
 pub use record::{Doing, Thread, current, enter, enter_briefly, is_writing};
+pub use spilled::Spilled;

@@ -81,7 +81,7 @@ impl Mounted {
             );
         }
         let count = added.slices().len();
-        let now = self.volume.frames_of(0);
+        let now = self.volume.slice(0).memory().geometry().frames;
         let present = self.volume.slices.iter();
         let present = present.map(|slice| u64::from(slice.memory().geometry().frames));
         let present_bytes = present.sum::<u64>() * PAGE_BYTES;
@@ -95,7 +95,7 @@ impl Mounted {
         let frames = frames_of_added(now, count, present_bytes, &memory)?;
         let volume = &self.volume;
         let start = |(slice, home): (usize, &NodeId)| -> Result<_, CacheError> {
-            let of = (slice as SliceId, frames, *home);
+            let of = (slice as SliceId, (frames, 0), *home);
             let cache = start_cache(&volume.devices, of, &volume.topology)?;
             volume.outages.watch(&cache);
             Ok(cache)
@@ -106,6 +106,7 @@ impl Mounted {
     /// Makes a further slice known to all parts of the daemon. Those that find it in the list of slices find it in all other lists.
     fn show_slice(&self, cache: &Arc<Slice>, home: NodeId) {
         self.locality.append(home, self.topology());
+        self.spiller.added(cache, home);
         self.fast.show_slice(cache, home);
         self.volume.homes.append([home]);
         self.volume.slices.append([cache.clone()]);

@@ -5,7 +5,7 @@
 //!
 //! The files form layers, and each uses only those below it:
 //!
-//! - what there is: `volume` (slices, filesystem, homes), `move_costs` and `narrow_masks` (of threads), `handle` (an open file), `counters`, `pages`, `write_mode`
+//! - what there is: `volume` (slices, filesystem, homes), `spill` (slices' memory on other nodes), `move_costs` and `narrow_masks` (of threads), `handle` (an open file), `counters`, `pages`, `write_mode`
 //! - mechanisms, each with a state of its own: `fast` (programs with inline access), `mapped` (pages that the kernel has), `space`
 //!   (requests that wait for space), `migration` and `locality` (threads and their nodes)
 //! - `mounted`, which is all of them together
@@ -37,6 +37,7 @@ mod serving;
 #[cfg(test)]
 mod simulated;
 mod space;
+mod spill;
 mod stat;
 mod sync;
 mod tasks;
@@ -61,5 +62,5 @@ pub use mounted::Mounted;
 pub use move_costs::MoveCosts;
 pub use open::{OpenError, OpenOptions};
 pub use read::ReadBuffer;
-pub use stat::{NodeStat, ScrubStat, SliceStat, Stat, Where};
+pub use stat::{NodeStat, ScrubStat, SliceStat, SpilledStat, Stat, Where};
 pub use write_mode::{WriteMode, WriteSync};

@@ -21,6 +21,7 @@ use crate::locality::LocalityCounters;
 use crate::mapped::Mapped;
 use crate::migration::{self, Migrator};
 use crate::space::SpaceWaits;
+use crate::spill::Spiller;
 use crate::tasks;
 use crate::volume::OpenVolume;
 
@@ -32,6 +33,7 @@ pub struct Mounted {
     pub(crate) mapped: Mapped,
     pub(crate) loan_waits: LoanWaits,
     pub(crate) space_waits: Arc<SpaceWaits>,
+    pub(crate) spiller: Arc<Spiller>,
     /// The threads `fast-waits` and `mapped-pages`.
     pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
     /// The last field: see `OpenVolume`.
@@ -39,7 +41,11 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    pub(crate) fn new(volume: Arc<OpenVolume>, fast: Arc<Fast>) -> Arc<Mounted> {
+    pub(crate) fn new(
+        volume: Arc<OpenVolume>,
+        fast: Arc<Fast>,
+        spiller: Arc<Spiller>,
+    ) -> Arc<Mounted> {
         let counts = fast.counts();
         Arc::new(Mounted {
             locality: LocalityCounters::new(volume.homes.iter().copied(), &volume.topology),
@@ -54,6 +60,7 @@ impl Mounted {
             loan_waits: LoanWaits::default(),
             space_waits: SpaceWaits::new(volume.clone()),
             threads: Mutex::default(),
+            spiller,
             fast,
             volume,
         })

@@ -18,6 +18,7 @@ use crate::fast::{Fast, KeeperCommand, Trusted};
 use crate::mounted::Mounted;
 use crate::move_costs::MoveCosts;
 use crate::outage::Outages;
+use crate::spill::{Plan, Spiller};
 use crate::volume::OpenVolume;
 
 /// Age at which dirty pages are written back.
@@ -49,6 +50,8 @@ pub struct OpenOptions {
     pub force: bool,
     /// Bytes of cache frames over all slices. `None`: an eighth of the memory, at most 1 GiB.
     pub cache_bytes: Option<u64>,
+    /// Most bytes of these that each slice may have on other nodes, while its own node is short of memory. 0: none.
+    pub spill_bytes: u64,
     /// The nodes in use.
     pub topology: Topology,
     /// The policy for migrating threads, for files and directories without their own.
@@ -130,6 +133,9 @@ pub enum OpenError {
         "cannot start the keeper of the shared memory: {0}; is the limit of processes or of open files reached?"
     )]
     Keeper(std::io::Error),
+    /// The thread that takes memory on other nodes could not be started.
+    #[error("cannot start the thread for --spill: {0}; is the limit of processes reached?")]
+    Spill(std::io::Error),
     /// The filesystem could not be opened.
     #[error("cannot open the filesystem of {volume}: {cause}")]
     Fs {
@@ -170,9 +176,14 @@ impl Mounted {
         let frames = frames_per_slice(options.cache_bytes, volume.slices().len(), &memory)?;
         let homes = homes(&volume, topology);
         let mut slices = vec![];
+        let mut plan = Plan::new(topology, options.spill_bytes, &homes);
         let outages = Outages::new(&path);
         for (slice, home) in volume.slices().iter().zip(&homes) {
-            let cache = start_cache(&volume, (slice.id, frames, *home), topology)?;
+            let divided = plan.divide(frames, *home);
+            if divided.0 < frames {
+                tell_shortage(slice.id, *home, frames, divided);
+            }
+            let cache = start_cache(&volume, (slice.id, divided, *home), topology)?;
             outages.watch(&cache);
             slices.push(cache);
         }
@@ -217,14 +228,27 @@ impl Mounted {
         fast.start_keeper().map_err(OpenError::Keeper)?;
         fast.set_thread_policy(options.threads);
         fast.set_move_costs(&options.move_costs);
-        Ok(Mounted::new(volume, fast))
+        let slices = volume.slices.iter().cloned();
+        let spiller = Spiller::start(slices.zip(volume.homes.iter().copied()), &volume.topology);
+        let spiller = spiller.map_err(OpenError::Spill)?;
+        Ok(Mounted::new(volume, fast, spiller))
     }
 }
 
-/// Starts the cache of a slice: its id, its frames and its home.
+/// Logs that a slice does not get all its frames on its home node: (there, at most elsewhere).
+fn tell_shortage(slice: SliceId, home: NodeId, promised: u32, divided: (u32, u32)) {
+    let [promised, at_home, elsewhere] =
+        [promised, divided.0, divided.1].map(|frames| (u64::from(frames) * PAGE_BYTES) >> 20);
+    tracing::info!(
+        "slice {slice}: node {home} has room for {at_home} MiB of the {promised} MiB of its cache; up to {elsewhere} MiB come from other \
+         nodes while they have plenty"
+    );
+}
+
+/// Starts the cache of a slice: its id, its frames (on its home node, and at most elsewhere) and its home.
 pub(crate) fn start_cache(
     volume: &Volume,
-    (id, frames, home): (SliceId, u32, NodeId),
+    (id, (frames, spill_frames), home): (SliceId, (u32, u32), NodeId),
     topology: &Topology,
 ) -> Result<Arc<Slice>, StartError> {
     let config = Config {
@@ -234,7 +258,7 @@ pub(crate) fn start_cache(
         cpus: topology.cpus_of(home).to_vec(),
         dirty_age: DIRTY_AGE,
     };
-    Slice::start(&config, volume.device_list())
+    Slice::start_spilling(&config, spill_frames, volume.device_list())
 }
 
 /// Returns the memory that is not for the cache.

@@ -10,10 +10,11 @@ use jericho_fs::Result;
 use jericho_fs::error::of_cache;
 use jericho_fs::types::{Ino, SliceId};
 use jericho_fs::{File, Layout};
-use jericho_shm::{Key, RangeCounts, Segments, TargetParts};
+use jericho_shm::{Key, RangeCounts, ReadHit, Segments, TargetParts};
 
 use crate::fast::{LockedOut, ReadGuard, SlotFile, Waited};
 use crate::handle::Handle;
+use crate::locality::SpilledPages;
 use crate::mapped::MappedFile;
 use crate::mounted::Mounted;
 use crate::pages::is_over_several_pages;
@@ -217,9 +218,10 @@ impl Mounted {
         let (layout, object) = (file.layout(), file.object_id());
         let out = buffer.first(len);
         // For the page cache, pages are copied one by one under the file's lock.
+        let spilled = SpilledPages::default();
         let mut read = || match mapped {
             Some(_) => 0,
-            None => self.read_cached(layout, object, offset, out),
+            None => self.read_cached(layout, object, offset, out, &spilled),
         };
         let bytes = offset..offset + len as u64;
         let found = match policy {
@@ -236,6 +238,7 @@ impl Mounted {
             }
         };
         self.locality.accessed(layout, offset, len);
+        self.locality.all_spilled(&spilled);
         if mapped.is_none() {
             self.count_pages(layout, offset, done, len);
         }
@@ -313,8 +316,17 @@ impl Mounted {
         }
     }
 
-    /// Copies the cached pages of a file into `out`, up to the first page that is not cached. Returns the number of bytes.
-    fn read_cached(&self, layout: Layout, object: u64, offset: u64, out: &mut [u8]) -> usize {
+    /// Copies the cached pages of a file into `out`, up to the first page that is not cached. Returns the number of bytes. Notes in `spilled`
+    /// which pages were in spill ranges.
+    fn read_cached(
+        &self,
+        layout: Layout,
+        object: u64,
+        offset: u64,
+        out: &mut [u8],
+        spilled: &SpilledPages,
+    ) -> usize {
+        spilled.clear();
         let mut done = 0;
         for (slice, bytes) in layout.parts(offset..offset + out.len() as u64) {
             let slice = self.slice(slice);
@@ -323,7 +335,12 @@ impl Mounted {
             let memory = slice.memory();
             let (mut parts, epoch) = ([IoSliceMut::new(out)], slice.epoch());
             let target = TargetParts::new(&mut parts);
-            let mark = |index| memory.touch(index, epoch);
+            let mark = |hit: ReadHit| {
+                memory.touch(hit.index, epoch);
+                if let Some(node) = memory.node_of_spilled(hit.frame) {
+                    spilled.add(slice.id(), node);
+                }
+            };
             let copied = memory.read_bytes(Key::new(object, 0), bytes.start, len, target, mark);
             let copied = copied.map_or_else(|(copied, _)| copied, |()| len);
             done += copied;
@@ -414,7 +431,8 @@ impl Mounted {
     fn read_ahead(&self, handle: &Handle, offset: u64, len: usize, size: u64) {
         let first = offset / PAGE_BYTES;
         let end = (offset + len as u64).div_ceil(PAGE_BYTES);
-        let window = WINDOW_PAGES_MAX.min(self.volume.frames_of(handle.file.layout().home()) / 16);
+        let window =
+            WINDOW_PAGES_MAX.min(self.volume.home_frames_of(handle.file.layout().home()) / 16);
         let pages = handle
             .read_ahead
             .advance(first, end, size.div_ceil(PAGE_BYTES), window);
@@ -448,6 +466,9 @@ where
             match &self.mapped {
                 Some(file) => file.give(grant, page, within, out)?,
                 None => grant.read(page, within, out)?,
+            }
+            if let Some(node) = grant.node_of_spilled(page) {
+                self.mounted.locality.spilled(grant.slice(), node);
             }
             self.done += len;
         }
@@ -492,7 +513,9 @@ where
             let at = self.offset + self.done as u64;
             let out = &mut self.buffer.first(self.len)[self.done..];
             let mounted = &self.mounted;
-            self.done += mounted.read_cached(file.layout(), file.object_id(), at, out);
+            let spilled = SpilledPages::default();
+            self.done += mounted.read_cached(file.layout(), file.object_id(), at, out, &spilled);
+            mounted.locality.all_spilled(&spilled);
             if self.done == self.len {
                 return self.end();
             }

@@ -51,6 +51,7 @@ impl Mounted {
         self.space_waits.close();
         self.end_clients();
         self.migrator.close();
+        self.spiller.close();
         let result = self.fs().close();
         for slice in self.volume.slices.iter() {
             slice.close();

@@ -94,6 +94,7 @@ pub(crate) fn mount(device: &Arc<SimDevice>) -> Arc<Mounted> {
         volume: PathBuf::from("simulated"),
         read_only: false,
         cache_bytes: Some(8 << 20),
+        spill_bytes: 0,
         topology: Topology::from_spec("virtual:1").unwrap(),
     };
     Mounted::open_volume(volume, &options).unwrap()

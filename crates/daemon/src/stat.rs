@@ -92,6 +92,14 @@ impl From<ScrubStatus> for ScrubStat {
     }
 }
 
+/// Frames of a slice on a node that is not its home, or that its home has given it since the mount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // as below
+pub struct SpilledStat {
+    pub node: u16,
+    pub frames: u64,
+}
+
 /// A slice in `Stat`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[allow(missing_docs)] // the names are the contract; see the manual page
@@ -103,6 +111,9 @@ pub struct SliceStat {
     pub frames: u64,
     pub resident: u64,
     pub dirty: u64,
+    /// Where those of `frames` are that the slice took after the mount.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spilled: Vec<SpilledStat>,
     #[serde(flatten)]
     pub counters: Counters,
     pub locality: Locality,
@@ -125,6 +136,9 @@ pub struct NodeStat {
     pub frames: u64,
     pub resident: u64,
     pub dirty: u64,
+    /// Frames that slices of other nodes have on this node.
+    #[serde(default)]
+    pub lent_frames: u64,
     #[serde(flatten)]
     pub counters: Counters,
     pub locality: Locality,
@@ -147,6 +161,19 @@ pub struct Where {
     pub dirty_bytes: u64,
     /// Bytes on the volume, by slice.
     pub stored_bytes_by_slice: Vec<(SliceId, u64)>,
+}
+
+/// Counts the frames that a slice at home on `home` has on other nodes.
+fn count_lent(nodes: &mut BTreeMap<u16, NodeStat>, home: u16, spilled: &[SpilledStat]) {
+    for SpilledStat { node, frames } in spilled {
+        if *node != home {
+            let lender = NodeStat {
+                node: *node,
+                ..NodeStat::default()
+            };
+            nodes.entry(*node).or_insert(lender).lent_frames += frames;
+        }
+    }
 }
 
 impl Mounted {
@@ -175,6 +202,8 @@ impl Mounted {
             of_node.dirty += usage.dirty;
             of_node.counters = of_node.counters.and(counters);
             of_node.locality = of_node.locality.and(locality);
+            let spilled = self.spilled_of(id);
+            count_lent(&mut nodes, node, &spilled);
             let (capacity, free) = self.fs().space_of(id);
             slices.push(SliceStat {
                 id,
@@ -184,6 +213,7 @@ impl Mounted {
                 frames: usage.frames,
                 resident: usage.resident,
                 dirty: usage.dirty,
+                spilled,
                 counters,
                 locality,
                 refuses_changes: self.failure_of(id),
@@ -225,6 +255,14 @@ impl Mounted {
                 .filter_map(|device| device.network())
                 .collect(),
         }
+    }
+
+    /// Returns where a slice has the frames that it took after the mount.
+    fn spilled_of(&self, slice: SliceId) -> Vec<SpilledStat> {
+        let frames = self.spiller.frames_of(slice).into_iter();
+        frames
+            .map(|(node, frames)| SpilledStat { node, frames })
+            .collect()
     }
 
     /// Returns which device of a slice is missing, if one is.

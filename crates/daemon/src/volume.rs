@@ -55,9 +55,10 @@ impl OpenVolume {
         home.copied().unwrap_or(NodeId(0))
     }
 
-    /// Returns the number of frames of a slice. A slice that was added to the mounted volume may have fewer than the others.
-    pub fn frames_of(&self, slice: SliceId) -> u32 {
-        self.slice(slice).memory().geometry().frames
+    /// Returns the number of frames at home of a slice, which always have memory. A slice that was added to the mounted volume may have fewer than the
+    /// others.
+    pub fn home_frames_of(&self, slice: SliceId) -> u32 {
+        self.slice(slice).memory().geometry().home_frames
     }
 
     /// Returns a slice that has too many dirty pages and holds a byte of the range.

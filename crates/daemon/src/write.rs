@@ -16,6 +16,7 @@ use jericho_shm::{Key, SourceParts, Writer};
 
 use crate::fast::WriteGuard;
 use crate::handle::Handle;
+use crate::locality::LocalityCounters;
 use crate::mapped::{MappedFile, NotPut};
 use crate::mounted::Mounted;
 use crate::pages::{is_over_several_pages, put_new};
@@ -66,7 +67,13 @@ enum Step {
 
 /// Writes `data` at `at` of a file, up to the first page in the slice that is not cached and reserved. Returns the number of
 /// bytes written. Tells the slice which pages became dirty, neighbours together.
-fn hit(slice: &Slice, file: &Arc<File>, at: u64, data: &[u8]) -> usize {
+fn hit(
+    locality: &LocalityCounters,
+    slice: &Slice,
+    file: &Arc<File>,
+    at: u64,
+    data: &[u8],
+) -> usize {
     let object = OnceCell::new();
     let mut dirtied = 0..0;
     let tell = |pages: &Range<u64>| {
@@ -84,7 +91,13 @@ fn hit(slice: &Slice, file: &Arc<File>, at: u64, data: &[u8]) -> usize {
         slice.epoch(),
         // Needs no check: only a client has to notice that the daemon changes the file meanwhile.
         |_| true,
-        |key| {
+        |key, page, _| {
+            if let Some(node) = slice.memory().node_of_spilled(page.frame) {
+                locality.spilled(slice.id(), node);
+            }
+            if !page.was_clean {
+                return;
+            }
             if key.page() != dirtied.end {
                 tell(&dirtied);
                 dirtied = key.page()..key.page();
@@ -358,7 +371,8 @@ impl Progress {
         for (slice, bytes) in self.handle.file.layout().parts(rest) {
             let (file, slice) = (&self.handle.file, self.mounted.slice(slice));
             let (at, len) = (bytes.start, (bytes.end - bytes.start) as usize);
-            let hit = hit(slice, file, at, &data[self.done..self.done + len]);
+            let locality = &self.mounted.locality;
+            let hit = hit(locality, slice, file, at, &data[self.done..self.done + len]);
             if hit > 0 {
                 slice.count((at + hit as u64).div_ceil(PAGE_BYTES) - at / PAGE_BYTES, 0);
                 self.done += hit;
@@ -480,6 +494,9 @@ impl Progress {
             };
             if result.is_err() {
                 break;
+            }
+            if let Some(node) = grant.node_of_spilled(page) {
+                self.mounted.locality.spilled(grant.slice(), node);
             }
             self.done += len;
         }

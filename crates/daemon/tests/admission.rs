@@ -50,6 +50,7 @@ fn bed(read_only: bool) -> Bed {
             volume: PathBuf::from("simulated"),
             read_only,
             cache_bytes: Some(8 << 20),
+            spill_bytes: 0,
             topology: Topology::from_spec("virtual:1").unwrap(),
             threads: Default::default(),
             with_parent: false,

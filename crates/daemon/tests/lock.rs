@@ -26,6 +26,7 @@ fn a_dropped_mount_gives_up_its_lock_after_its_filesystem() {
             volume: path.clone(),
             read_only: false,
             cache_bytes: Some(8 << 20),
+            spill_bytes: 0,
             topology: Topology::from_spec("virtual:1").unwrap(),
             threads: Default::default(),
             with_parent: false,

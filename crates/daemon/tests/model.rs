@@ -134,6 +134,7 @@ fn mount(device: &Arc<SimDevice>) -> Arc<Mounted> {
         force: false,
         // The cache is smaller than the files together, so pages are evicted and read again.
         cache_bytes: Some(8 << 20),
+        spill_bytes: 0,
         topology: Topology::from_spec("virtual:2").unwrap(),
     };
     Mounted::open_volume(volume, &options).unwrap()

@@ -194,6 +194,7 @@ pub(crate) mod tests {
             read_only: false,
             force: false,
             cache_bytes: Some(8 << 20),
+            spill_bytes: 0,
             topology: Topology::from_spec("virtual:1").unwrap(),
             threads: Default::default(),
             with_parent: false,

@@ -88,6 +88,7 @@ impl Bed {
             keeper: None,
             fast_path: Default::default(),
             cache_bytes: Some(8 << 20),
+            spill_bytes: 0,
             topology: Topology::from_spec("virtual:2").expect("a topology"),
             threads: Default::default(),
             with_parent: false,

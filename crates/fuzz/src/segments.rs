@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 use std::sync::atomic::Ordering;
 
-use jericho_shm::{Area, Draining, RingReader, SliceMemory, Slots};
+use jericho_shm::{Area, Draining, Geometry, RingReader, SliceMemory, Slots};
 
 use crate::input::Input;
 
@@ -26,7 +26,8 @@ pub fn segments(data: &[u8]) {
         let segments = segments.get_or_init(|| Segments {
             area: Area::create("fuzz", 7).expect("an area"),
             slots: Slots::create("fuzz", SLOTS).expect("slots"),
-            slice: SliceMemory::create("fuzz", FRAMES, None).expect("a slice"),
+            slice: SliceMemory::create("fuzz", Geometry::for_frames(FRAMES), None)
+                .expect("a slice"),
         });
         segments.corrupt(data);
         segments.read();

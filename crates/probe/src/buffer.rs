@@ -90,7 +90,7 @@ pub(crate) fn bound(node: &Node, len: usize) -> Result<(Mapping, usize), String>
             format!("{reason}; a container may forbid mbind(2): run jericho probe outside of it")
         })?;
     }
-    let populated = mapping.populate_huge();
+    let populated = mapping.populate_huge(0..mapping.len());
     let huge_bytes = populated.map_err(|error| failed("allocate memory of", error))?;
     if let Some(kernel_node) = node.kernel_node {
         check_nodes(&mapping, kernel_node)?;

@@ -7,8 +7,11 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use jericho_format::threads::{MoveCost, ThreadPolicy, ThreadsOfInode};
 use jericho_sys::memory::Mapping;
 
+use crate::entry::PageState;
+use crate::memory::Geometry;
+
 const MAGIC: u64 = u64::from_ne_bytes(*b"JRCHshm1");
-const VERSION: u32 = 10;
+const VERSION: u32 = 11;
 const CPUS: usize = 1024;
 const MOVE_COSTS_AT: usize = 4096;
 const SLICES_AT: usize = 8192;
@@ -33,6 +36,8 @@ struct Header {
 struct SliceInfo {
     frames: AtomicU32,
     node: AtomicU16,
+    _unused: u16,
+    home_frames: AtomicU32,
 }
 
 /// The cost of a move of a thread, for each of its nodes and each node of the data. See [`MoveCost::number`].
@@ -77,6 +82,7 @@ impl SlotWord {
 }
 
 const _: () = assert!(size_of::<SlotInfo>() == 64 && size_of::<SliceInfo>() == 64);
+const _: () = assert!(std::mem::offset_of!(SliceInfo, home_frames) == 8);
 const _: () = assert!(std::mem::offset_of!(Header, cpu_nodes) == 64);
 const _: () = assert!(size_of::<Header>() <= MOVE_COSTS_AT);
 const _: () = assert!(MOVE_COSTS_AT + size_of::<MoveCosts>() == SLICES_AT);
@@ -153,10 +159,10 @@ impl Control {
     /// Nodes between which moves of threads have a cost: those below this number.
     pub const MOVE_NODES: usize = 32;
 
-    /// Creates the segment of a volume: frames and node of each slice (at most 1024), and the node of each CPU (65535: none).
+    /// Creates the segment of a volume: sizes and node of each slice (at most 1024), and the node of each CPU (65535: none).
     pub fn create(
         name: &str,
-        slices: &[(u32, u16)],
+        slices: &[(Geometry, u16)],
         slots: u32,
         cpu_nodes: &[u16],
         instance: u64,
@@ -174,8 +180,8 @@ impl Control {
             let node = cpu_nodes.get(cpu).copied().unwrap_or(u16::MAX);
             word.store(node, Ordering::Relaxed);
         }
-        for (frames, node) in slices {
-            control.append(*frames, *node);
+        for (geometry, node) in slices {
+            control.append(*geometry, *node);
         }
         header.slots.store(slots, Ordering::Relaxed);
         let known = cpu_nodes.iter().filter(|n| **n != u16::MAX);
@@ -187,15 +193,17 @@ impl Control {
         Ok(control)
     }
 
-    /// Appends a slice, with its frames and its node. Only the daemon calls this.
-    pub fn append(&self, frames: u32, node: u16) {
+    /// Appends a slice, with its sizes and its node. Only the daemon calls this.
+    pub fn append(&self, geometry: Geometry, node: u16) {
         let index = self.slice_count();
         assert!(
             usize::from(index) < SLICES,
             "more slices than a volume can have"
         );
         let info = self.info_at(index);
-        info.frames.store(frames, Ordering::Relaxed);
+        info.frames.store(geometry.frames, Ordering::Relaxed);
+        info.home_frames
+            .store(geometry.home_frames, Ordering::Relaxed);
         info.node.store(node, Ordering::Relaxed);
         self.slices.store(index + 1, Ordering::Release);
         // A client that finds the number finds the slice.
@@ -304,9 +312,27 @@ impl Control {
         self.header().nodes.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of frames of a slice.
+    /// Returns the number of frames of a slice, with those that have no memory.
     pub fn frames_of(&self, slice: u16) -> u32 {
         self.slice_info(slice).frames.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of frames at home of a slice, which always have memory.
+    pub fn home_frames_of(&self, slice: u16) -> u32 {
+        self.slice_info(slice).home_frames.load(Ordering::Relaxed)
+    }
+
+    /// Returns the sizes of a slice. Fails with `InvalidData` for impossible ones.
+    pub fn geometry_of(&self, slice: u16) -> io::Result<Geometry> {
+        let frames = self.frames_of(slice);
+        let home = self.home_frames_of(slice);
+        Geometry::new(frames, home).ok_or_else(|| {
+            let what = format!(
+                "invalid frame count {frames}, {home} of them on the home node: expected 1 to {}",
+                PageState::FRAMES_MAX
+            );
+            io::Error::new(io::ErrorKind::InvalidData, what)
+        })
     }
 
     /// Returns the node whose CPUs are local to a slice: its home, or the nearest one with CPUs.
@@ -385,7 +411,9 @@ mod tests {
 
     #[test]
     fn an_attached_control_segment_shows_the_created_values() {
-        let made = Control::create("test", &[(4096, 0), (8192, 1)], 100, &[0, 1, 1], 42).unwrap();
+        let spilling = Geometry::new(8192, 1024).unwrap();
+        let slices = [(Geometry::for_frames(4096), 0), (spilling, 1)];
+        let made = Control::create("test", &slices, 100, &[0, 1, 1], 42).unwrap();
         made.set_policy(ThreadPolicy::Always);
         made.set_move_cost(0, 1, MoveCost::Bytes(3 << 20));
         made.set_move_cost(31, 31, MoveCost::Never);
@@ -396,6 +424,10 @@ mod tests {
         let seen = Control::attach(fd).unwrap();
         assert_eq!((seen.slice_count(), seen.slot_count()), (2, 100));
         assert_eq!((seen.frames_of(1), seen.node_of_slice(1)), (8192, 1));
+        assert_eq!(seen.geometry_of(1).unwrap(), spilling);
+        made.info_at(1).home_frames.store(100, Ordering::Relaxed);
+        let error = seen.geometry_of(1).unwrap_err();
+        assert!(error.to_string().contains("8192, 100"), "{error}");
         assert_eq!(seen.node_of_cpu(2), 1);
         assert_eq!(seen.node_of_cpu(3), u16::MAX);
         assert_eq!(seen.node_of_cpu(5000), u16::MAX);
@@ -424,9 +456,9 @@ mod tests {
 
     #[test]
     fn another_version_is_refused_by_name() {
-        let made = Control::create("test", &[(4096, 0)], 1, &[0], 1).unwrap();
-        made.header().version.store(11, Ordering::Relaxed);
+        let made = Control::create("test", &[(Geometry::for_frames(4096), 0)], 1, &[0], 1).unwrap();
+        made.header().version.store(12, Ordering::Relaxed);
         let error = Control::attach(made.mapping().read_only_fd().unwrap()).unwrap_err();
-        assert!(error.to_string().contains("version 11"), "{error}");
+        assert!(error.to_string().contains("version 12"), "{error}");
     }
 }

@@ -305,6 +305,30 @@ impl Entry {
             .is_ok()
     }
 
+    /// Releases the latch that left the state `latched`, and makes `frame` the page's frame. The caller is the slice, which has copied the page's
+    /// bytes there. Whether the page is dirty stays unchanged. Returns false and changes nothing when another thread has broken the latch.
+    ///
+    /// Release: a reader that sees the new frame sees the copied bytes. The old frame is free then: a reader that still copies from it finds
+    /// another version afterwards.
+    pub fn move_latched(&self, latched: PageState, frame: u32) -> bool {
+        let mut seen = self.state.load(Ordering::Relaxed);
+        // Repeats, because BACKED may be cleared meanwhile.
+        loop {
+            let now = PageState(seen);
+            if now.holder() != latched.holder() {
+                return false;
+            }
+            let next = now.next(now.flags() & !Flags::LATCH.0, frame).0;
+            match self
+                .state
+                .compare_exchange_weak(seen, next, Ordering::AcqRel, Ordering::Relaxed)
+            {
+                Ok(_) => return true,
+                Err(now) => seen = now,
+            }
+        }
+    }
+
     /// Sets and clears flags that say nothing about the bytes, if the state is still `seen`.
     pub fn try_mark(&self, seen: PageState, set: Flags, clear: Flags) -> bool {
         self.state

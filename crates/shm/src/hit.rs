@@ -31,8 +31,19 @@ pub struct Hit {
     pub marked: bool,
 }
 
+/// A page that was read, and the frame that held it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadHit {
+    /// Index of its entry in the table.
+    pub index: u32,
+    /// The frame.
+    pub frame: u32,
+    /// Bytes that were read.
+    pub len: usize,
+}
+
 /// A written page.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrittenPage {
     /// The page was clean before, so the writer must report it.
     pub was_clean: bool,
@@ -42,7 +53,7 @@ pub struct WrittenPage {
 
 impl SliceMemory {
     /// Copies bytes `[at, at + len)` of an object into `target`, page by page, until a page misses. `first` is the key of the
-    /// object's first page. Each page's bytes are of one instant. Calls `mark` with the entry of each page that it has read.
+    /// object's first page. Each page's bytes are of one instant. Calls `mark` for each page that it has read.
     /// Fails with the number of bytes copied before the miss.
     ///
     /// Program and mount both read cached bytes with this. They differ in two ways. A program may have mapped the slice read-only,
@@ -55,14 +66,14 @@ impl SliceMemory {
         at: u64,
         len: usize,
         mut target: TargetParts<'_, '_>,
-        mark: impl Fn(u32),
+        mark: impl Fn(ReadHit),
     ) -> Result<(), (usize, Miss)> {
         let mut done = 0;
         for (page, within, len) in pieces(at, len) {
             let key = first.with_page(page);
             // Reads each page once, even if it goes into several parts, so that the page's bytes belong to one instant.
             match target.next(len, |out| self.read_unmarked(key, within, out)) {
-                Ok(index) => mark(index),
+                Ok(hit) => mark(hit),
                 Err(miss) => return Err((done, miss)),
             }
             done += len;
@@ -71,8 +82,8 @@ impl SliceMemory {
     }
 
     /// Writes `len` bytes of `source` at offset `at` of an object, page by page, until a page cannot be written. `first` is the
-    /// key of the object's first page. Writes each page as `write_if` does, and passes its offset to `still`. Calls `dirtied` for
-    /// each page that was clean before, in order. Fails with the number of bytes written before the page that cannot be written.
+    /// key of the object's first page. Writes each page as `write_if` does, and passes its offset to `still`. Calls `written` for
+    /// each page, in order, also with the number of bytes. Fails with the number of bytes written before the page that cannot be written.
     ///
     /// Program and mount both write cached bytes with this, and pass different arguments. Only a program leaves notes (`Writer`),
     /// and only a program checks the slot and the range lock under the latch: the daemon holds the file's locks itself.
@@ -87,7 +98,7 @@ impl SliceMemory {
         writer: Writer<'_>,
         epoch: u8,
         still: impl Fn(u64) -> bool,
-        mut dirtied: impl FnMut(Key),
+        mut written: impl FnMut(Key, WrittenPage, usize),
     ) -> Result<(), (usize, Miss)> {
         let (mut done, end) = (0, at + len as u64);
         for (page, within, len) in pieces(at, len) {
@@ -98,8 +109,7 @@ impl SliceMemory {
             let still = || still(page * PAGE_BYTES);
             let write = |bytes: &[u8]| self.write_if(key, within, bytes, writer, epoch, still);
             match source.next(len, write) {
-                Ok(true) => dirtied(key),
-                Ok(false) => {}
+                Ok(page) => written(key, page, len),
                 Err(miss) => return Err((done, miss)),
             }
             done += len;
@@ -111,23 +121,26 @@ impl SliceMemory {
     /// bytes were the page's at one instant; otherwise `out` holds nothing of use.
     #[inline]
     pub fn read(&self, key: Key, offset: usize, out: &mut [u8], epoch: u8) -> Result<(), Miss> {
-        let index = self.read_unmarked(key, offset, out)?;
-        self.touch(index, epoch);
+        let hit = self.read_unmarked(key, offset, out)?;
+        self.touch(hit.index, epoch);
         Ok(())
     }
 
     /// Does the same as `read`, but leaves the mark to the caller: a program that has mapped the slice read-only cannot store
-    /// reference ages. Returns the entry's index.
+    /// reference ages.
     #[inline]
-    pub fn read_unmarked(&self, key: Key, offset: usize, out: &mut [u8]) -> Result<u32, Miss> {
+    pub fn read_unmarked(&self, key: Key, offset: usize, out: &mut [u8]) -> Result<ReadHit, Miss> {
         self.until_free(key, |found, entry| {
+            let len = out.len();
             let copy = |frame| self.copy_out(frame, offset, out);
-            Ok(try_read(entry, found.state, copy)?.map(|()| found.index))
+            let Found { index, state } = found;
+            let frame = state.frame();
+            Ok(try_read(entry, state, copy)?.map(|()| ReadHit { index, frame, len }))
         })
     }
 
-    /// Does the same as `read_unmarked` for a page that lies in its home line `line` (see `home_line`) and that no writer is
-    /// changing. Returns `None` for any other page, and when the page changed meanwhile. Leaves the mark to the caller. `guess`
+    /// Does the same as `read_unmarked` for a page that lies in its home line `line` (see `home_line`) and in a frame at home, and
+    /// that no writer is changing. Returns `None` for any other page, and when the page changed meanwhile. Leaves the mark to the caller. `guess`
     /// is the frame that probably holds the page. If the guess is right, the CPU begins to copy before the table has answered. If
     /// not, this passes the right frame to `learn`.
     #[inline(always)]
@@ -149,7 +162,7 @@ impl SliceMemory {
                 learn(frame);
                 frame
             };
-            self.copy_out(frame, offset, out)
+            self.copy_out_of_home(frame, offset, out)
         };
         try_read(entry, state, copy).ok()??;
         // SAFETY: `index` comes from `find_in`.
@@ -157,7 +170,8 @@ impl SliceMemory {
         Some(Hit { index, marked })
     }
 
-    /// Does the same as `write_if` for a page that lies in its home line `line` (see `home_line`) and whose latch is free.
+    /// Does the same as `write_if` for a page that lies in its home line `line` (see `home_line`) and in a frame at home, and whose
+    /// latch is free.
     /// Returns `None` for any other page, and when the page was not written.
     #[inline(always)]
     pub fn try_write(
@@ -171,6 +185,9 @@ impl SliceMemory {
     ) -> Option<WrittenPage> {
         let (found, entry) = self.find_in(line, key)?;
         let Found { index, state } = found;
+        if state.frame() >= self.geometry().home_frames {
+            return None;
+        }
         let written = self.write_found(entry, found, offset, data, writer, still);
         let was_clean = written.ok()??;
         self.touch(index, self.epoch());
@@ -209,8 +226,8 @@ impl SliceMemory {
         written
     }
 
-    /// Replaces bytes of a cached page under its latch, and marks the page as used at `epoch`. `Ok(true)`: the page was clean before,
-    /// so the caller must report it as dirty.
+    /// Replaces bytes of a cached page under its latch, and marks the page as used at `epoch`. If the page was clean before, the caller must
+    /// report it as dirty.
     ///
     /// Before it takes the latch, checks that the page is filled, that it has space on the volume or space reserved (BACKED), and, if
     /// it is clean, that `writer` has room to report it. Under the latch, calls `still` and fails with `Changed` if that returns
@@ -224,10 +241,14 @@ impl SliceMemory {
         writer: Writer<'_>,
         epoch: u8,
         still: impl Fn() -> bool,
-    ) -> Result<bool, Miss> {
+    ) -> Result<WrittenPage, Miss> {
         self.until_free(key, |found, entry| {
             let written = self.write_found(entry, found, offset, data, writer, &still)?;
-            Ok(written.inspect(|_| self.touch(found.index, epoch)))
+            let frame = found.state.frame();
+            Ok(written.map(|was_clean| {
+                self.touch(found.index, epoch);
+                WrittenPage { was_clean, frame }
+            }))
         })
     }
 

@@ -24,6 +24,7 @@ mod prefetch;
 mod reports;
 mod ring;
 mod slots;
+mod spill;
 mod sync;
 mod wish;
 mod writer;
@@ -37,11 +38,12 @@ pub use call::{
 };
 pub use control::{Control, SlotInfo, SlotWord};
 pub use entry::{Entry, Flags, Key, PageState};
-pub use hit::Hit;
+pub use hit::{Hit, ReadHit, WrittenPage};
 pub use lent::{Lent, SlotLock};
 pub use lock::{HELD_MAX, Holding, Lock, WAIT_MAX};
 pub use memory::{
-    BOOKKEEPING_BYTES_PER_PAGE_MAX, Found, Geometry, SliceMemory, WAYS, bookkeeping_bytes,
+    BOOKKEEPING_BYTES_PER_PAGE_MAX, Found, Geometry, SPILL_FRAMES, SliceMemory, WAYS,
+    bookkeeping_bytes,
 };
 pub use owners::Owners;
 pub use parts::{SourceParts, TargetParts, is_in_page, pieces};

@@ -1,12 +1,14 @@
 //! The segments of one slice, and the lookups in them. Reads and writes of found pages: `hit`.
 //!
 //! Three segments: *table* (entries, then overflow counts), *ages* (the reference age of each entry, one byte; then the slice's
-//! words: epoch and throttling), *frames*. A page's home line follows from its key. If that line is full, the page goes to the next
+//! words: epoch and throttling; then the nodes of the spill ranges), *frames*. The first frames are on the home node and last as long as
+//! the slice. The others are in spill ranges (`spill`), which get and lose their memory. A page's home line follows from its key. If that line is full, the page goes to the next
 //! line that has room, and every full line in between counts it, so that a lookup knows when to stop. Only the slice changes
 //! lines, under its own lock; readers need none.
 
 use std::io;
 use std::mem::size_of;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -19,6 +21,8 @@ use crate::access::{Miss, before_fill, check_writable};
 use crate::entry::{Entry, Key, PageState};
 use crate::prefetch;
 
+/// Frames in a spill range: 2 MiB, one huge page.
+pub const SPILL_FRAMES: u32 = 512;
 /// Entries in a line.
 pub const WAYS: u32 = 4;
 const PAGE: usize = PAGE_BYTES as usize;
@@ -29,20 +33,52 @@ const PASSED_MAX: u32 = 4096;
 /// Size of a slice's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Frames of the slice.
+    /// Frames of the slice, with those that have no memory.
     pub frames: u32,
+    /// Frames on the home node, which always have memory: the first ones.
+    pub home_frames: u32,
     /// Lines of the table: three entries for two frames.
     pub lines: u32,
 }
 
 impl Geometry {
-    /// Returns the geometry for a number of frames, at most `PageState::FRAMES_MAX`.
+    /// Returns the geometry for a number of frames, at most `PageState::FRAMES_MAX`, all of them on the home node.
     pub fn for_frames(frames: u32) -> Geometry {
-        assert!(frames > 0 && frames <= PageState::FRAMES_MAX);
-        Geometry {
-            frames,
-            lines: (u64::from(frames) * 3 / 2).div_ceil(u64::from(WAYS)) as u32,
+        Geometry::new(frames, frames).expect("a valid number of frames")
+    }
+
+    /// Returns the geometry for `frames` frames (at most `PageState::FRAMES_MAX`), of which the first `home_frames` are on the home node. If
+    /// there are others, they begin at a multiple of `SPILL_FRAMES`. Returns `None` for other numbers.
+    pub fn new(frames: u32, home_frames: u32) -> Option<Geometry> {
+        let has_valid_home = home_frames == frames
+            || (1..frames).contains(&home_frames) && home_frames.is_multiple_of(SPILL_FRAMES);
+        if frames == 0 || frames > PageState::FRAMES_MAX || !has_valid_home {
+            return None;
         }
+        Some(Geometry {
+            frames,
+            home_frames,
+            lines: (u64::from(frames) * 3 / 2).div_ceil(u64::from(WAYS)) as u32,
+        })
+    }
+
+    /// Returns the number of spill ranges. The last one may be shorter.
+    pub fn spill_ranges(self) -> u32 {
+        (self.frames - self.home_frames).div_ceil(SPILL_FRAMES)
+    }
+
+    /// Returns the frames of a spill range. Panics when there is no such range.
+    pub fn spill_range(self, range: u32) -> Range<u32> {
+        assert!(range < self.spill_ranges(), "no such range");
+        let first = self.home_frames + range * SPILL_FRAMES;
+        first..self.frames.min(first + SPILL_FRAMES)
+    }
+
+    /// Returns the spill range of a frame; `None` for a frame on the home node, or beyond the last one.
+    #[inline]
+    pub fn range_of(self, frame: u32) -> Option<u32> {
+        let at = frame.checked_sub(self.home_frames)?;
+        (frame < self.frames).then_some(at / SPILL_FRAMES)
     }
 
     /// Returns the number of entries.
@@ -55,10 +91,18 @@ impl Geometry {
         (self.entries() as usize).next_multiple_of(64)
     }
 
+    /// Returns the size of the ages, the slice's words and the nodes of the spill ranges.
+    fn ages_bytes(self) -> usize {
+        self.words_at() + WORDS_BYTES + self.spill_ranges() as usize * size_of::<u16>()
+    }
+
     fn table_bytes(self) -> usize {
         self.entries() as usize * size_of::<Entry>() + self.lines as usize * size_of::<u16>()
     }
 }
+
+/// Bytes of the slice's words.
+const WORDS_BYTES: usize = 64;
 
 /// Most bytes of tables that a page of cache may cost.
 pub const BOOKKEEPING_BYTES_PER_PAGE_MAX: u64 = 32;
@@ -86,6 +130,8 @@ pub struct SliceMemory {
     ages: Arc<Mapping>,
     frames: Arc<Mapping>,
     begins: Begins,
+    /// The kernel's node of the frames at home, in the process that created the segments.
+    home_node: Option<u32>,
     /// Frames into which writers of this process copied after they lost the latch, plus one; 0: none. The slice keeps
     /// such a frame out of use until it learns that the copy has ended.
     copied: [AtomicU32; COPIED_MAX],
@@ -110,47 +156,53 @@ unsafe impl Send for Begins {}
 unsafe impl Sync for Begins {}
 
 impl SliceMemory {
-    /// Creates the segments, binds them to the kernel's node `node` (if given) and populates them. Fails when the node has too
-    /// little memory, or the kernel refuses the policy.
-    pub fn create(name: &str, frames: u32, node: Option<u32>) -> io::Result<SliceMemory> {
-        let geometry = Geometry::for_frames(frames);
+    /// Creates the segments, binds them to the kernel's node `node` (if given) and populates them, except for the spill ranges. Fails when
+    /// the node has too little memory, or the kernel refuses the policy.
+    pub fn create(name: &str, geometry: Geometry, node: Option<u32>) -> io::Result<SliceMemory> {
+        let home_len = geometry.home_frames as usize * PAGE;
         let make = |part: &str, len: usize, huge: bool| -> io::Result<Arc<Mapping>> {
-            let mapping = Mapping::create(&format!("jericho-{name}-{part}"), len, huge)?;
+            let mut mapping = Mapping::create(&format!("jericho-{name}-{part}"), len, huge)?;
+            let is_frames = part == "frames";
+            let lasting = if is_frames { home_len } else { mapping.len() };
+            mapping.set_lasting(lasting);
             if let Some(node) = node {
-                mapping.bind(0..mapping.len(), node)?;
+                mapping.bind(0..lasting, node)?;
+                // Preferred only: a late access to a range without memory then never fails for a lack of memory on this node alone.
+                mapping.prefer(lasting..mapping.len(), node)?;
             }
             if huge {
                 // A partial success only makes accesses slower.
-                mapping.populate_huge()?;
+                mapping.populate_huge(0..lasting)?;
             } else {
-                mapping.populate(0..mapping.len())?;
+                mapping.populate(0..lasting)?;
             }
             Ok(Arc::new(mapping))
         };
         let table = make("table", geometry.table_bytes(), true)?;
-        let ages = make("ages", geometry.words_at() + 64, false)?;
-        let data = make("frames", frames as usize * PAGE, true)?;
-        Ok(SliceMemory::of(geometry, table, ages, data))
+        let ages = make("ages", geometry.ages_bytes(), false)?;
+        let data = make("frames", geometry.frames as usize * PAGE, true)?;
+        let mut memory = SliceMemory::of(geometry, table, ages, data);
+        memory.home_node = node;
+        for range in 0..geometry.spill_ranges() {
+            memory.set_node_of_range(range, None);
+        }
+        Ok(memory)
     }
 
-    /// Maps the segments of a slice with `frames` frames that another process created: table, ages, frames.
+    /// Maps the segments of a slice that another process created: table, ages, frames.
     ///
     /// Fails with `InvalidData` when a segment is shorter than the geometry says, and with EACCES when `writable` is set for
     /// read-only fds.
-    pub fn attach(frames: u32, fds: [OwnedFd; 3], writable: bool) -> io::Result<SliceMemory> {
-        if frames == 0 || frames > PageState::FRAMES_MAX {
-            let what = format!(
-                "invalid frame count {frames}: expected 1 to {}",
-                PageState::FRAMES_MAX
-            );
-            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
-        }
-        let geometry = Geometry::for_frames(frames);
+    pub fn attach(
+        geometry: Geometry,
+        fds: [OwnedFd; 3],
+        writable: bool,
+    ) -> io::Result<SliceMemory> {
         let [table, ages, data] = fds;
         let map = |fd, len| Mapping::from_fd(fd, len, writable).map(Arc::new);
         let table = map(table, geometry.table_bytes())?;
-        let ages = map(ages, geometry.words_at() + 64)?;
-        let data = map(data, frames as usize * PAGE)?;
+        let ages = map(ages, geometry.ages_bytes())?;
+        let data = map(data, geometry.frames as usize * PAGE)?;
         Ok(SliceMemory::of(geometry, table, ages, data))
     }
 
@@ -162,8 +214,9 @@ impl SliceMemory {
         frames: Arc<Mapping>,
     ) -> SliceMemory {
         assert!(
-            table.len() >= geometry.table_bytes()
-                && ages.len() >= geometry.words_at() + 64
+            geometry.home_frames <= geometry.frames
+                && table.len() >= geometry.table_bytes()
+                && ages.len() >= geometry.ages_bytes()
                 && frames.len() >= geometry.frames as usize * PAGE
         );
         let begin = |mapping: &Mapping| NonNull::new(mapping.as_ptr()).expect("mapped");
@@ -181,6 +234,7 @@ impl SliceMemory {
             ages,
             frames,
             begins,
+            home_node: None,
             copied: [const { AtomicU32::new(0) }; COPIED_MAX],
         }
     }
@@ -219,8 +273,23 @@ impl SliceMemory {
         self.frames.is_writable()
     }
 
+    pub(crate) fn home_node(&self) -> Option<u32> {
+        self.home_node
+    }
+
+    /// Returns the word with the node of a spill range. Panics when there is no such range.
+    pub(crate) fn range_node(&self, range: u32) -> &AtomicU16 {
+        assert!(range < self.geometry.spill_ranges(), "no such range");
+        // SAFETY: the words of the ranges follow the slice's words, two-byte aligned, in the ages segment, which is `ages_bytes` long and
+        // stays mapped while `self` lives. `range` is below their number.
+        unsafe {
+            let first = self.begins.words.add(WORDS_BYTES).cast::<AtomicU16>();
+            first.add(range as usize).as_ref()
+        }
+    }
+
     fn word(&self, at: usize) -> &AtomicU8 {
-        debug_assert!(at < 64);
+        debug_assert!(at < WORDS_BYTES);
         // SAFETY: the ages segment has 64 bytes after `words_at` and stays mapped while `self` lives.
         unsafe { self.begins.words.add(at).cast::<AtomicU8>().as_ref() }
     }
@@ -416,7 +485,30 @@ impl SliceMemory {
     /// state word.
     #[inline(always)]
     pub fn copy_out(&self, frame: u32, offset: usize, out: &mut [u8]) -> Result<(), Miss> {
-        let at = self.frame_at(frame, offset, out.len())?;
+        self.copy_out_of(self.geometry.frames, frame, offset, out)
+    }
+
+    /// Does the same as `copy_out`, and fails also for a frame in a spill range.
+    #[inline(always)]
+    pub(crate) fn copy_out_of_home(
+        &self,
+        frame: u32,
+        offset: usize,
+        out: &mut [u8],
+    ) -> Result<(), Miss> {
+        self.copy_out_of(self.geometry.home_frames, frame, offset, out)
+    }
+
+    /// Copies out of a frame below `frames`, which is at most the number of frames.
+    #[inline(always)]
+    fn copy_out_of(
+        &self,
+        frames: u32,
+        frame: u32,
+        offset: usize,
+        out: &mut [u8],
+    ) -> Result<(), Miss> {
+        let at = self.frame_at(frames, frame, offset, out.len())?;
         // SAFETY: the bytes lie in the segment of the frames (`frame_at`), which stays mapped while `self` lives. `out` is
         // exclusive and cannot overlap it, because no code borrows the segment's bytes. The copy may be torn; the callers detect
         // that.
@@ -440,11 +532,18 @@ impl SliceMemory {
         Ok(())
     }
 
-    /// Returns the address of bytes `[offset, offset + len)` of a frame. Panics when they are not within one page.
+    /// Returns the address of bytes `[offset, offset + len)` of a frame below `frames`, which is the number of all frames or of those on the
+    /// home node. Panics when the bytes are not within one page.
     #[inline(always)]
-    fn frame_at(&self, frame: u32, offset: usize, len: usize) -> Result<NonNull<u8>, Miss> {
+    fn frame_at(
+        &self,
+        frames: u32,
+        frame: u32,
+        offset: usize,
+        len: usize,
+    ) -> Result<NonNull<u8>, Miss> {
         assert!(offset <= PAGE && len <= PAGE - offset, "more than a page");
-        if frame >= self.geometry.frames {
+        if frame >= frames {
             return Err(Miss::Absent);
         }
         // SAFETY: the segment of the frames has room for `frames` frames (`create`, `attach`), and the bytes lie in one of them.
@@ -455,7 +554,7 @@ impl SliceMemory {
     #[inline(always)]
     fn frame_to_write(&self, frame: u32, offset: usize, len: usize) -> Result<NonNull<u8>, Miss> {
         assert!(self.is_writable(), "the segments are mapped read-only");
-        self.frame_at(frame, offset, len)
+        self.frame_at(self.geometry.frames, frame, offset, len)
     }
 
     /// Zeroes a frame that the caller owns.
@@ -591,7 +690,7 @@ mod tests {
     use crate::writer::Writer;
 
     fn memory(frames: u32) -> SliceMemory {
-        SliceMemory::create("test", frames, None).unwrap()
+        SliceMemory::create("test", Geometry::for_frames(frames), None).unwrap()
     }
 
     fn fill(m: &SliceMemory, key: Key, frame: u32, byte: u8) -> u32 {
@@ -603,6 +702,7 @@ mod tests {
 
     fn write(m: &SliceMemory, key: Key, offset: usize, data: &[u8]) -> Result<bool, Miss> {
         m.write_if(key, offset, data, Writer::daemon(1), 0, || true)
+            .map(|written| written.was_clean)
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod range;
 mod readers;
 mod ring;
 mod size;
+mod spill;
 mod writers;
 
 use std::collections::BTreeSet;

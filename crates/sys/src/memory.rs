@@ -52,6 +52,8 @@ pub struct Mapping {
     len: usize,
     /// `len`, or 0 when the mapping is read-only. One comparison with it checks bounds and permission.
     writable_len: usize,
+    /// Bytes, from the first on, that keep their memory. See [`Mapping::set_lasting`].
+    lasting_len: usize,
     /// `None` for a segment of another process: a client keeps no descriptor of it, because its program may close descriptors that
     /// it does not know.
     fd: Option<OwnedFd>,
@@ -216,12 +218,20 @@ impl Mapping {
         };
         let base = NonNull::new(base.cast::<u8>())
             .ok_or_else(|| io::Error::other("the kernel mapped a segment at address 0"))?;
-        Ok(Mapping {
+        let mapping = Mapping {
             base,
             len,
             writable_len: if writable { len } else { 0 },
+            lasting_len: len,
             fd: Some(fd),
-        })
+        };
+        // A core dump of any program that has the cache mapped would have the size of the cache and the data of other users, and the kernel would
+        // allocate each page that has no memory.
+        // SAFETY: the range is exactly this mapping; the advice changes no contents.
+        unsafe {
+            rustix::mm::madvise(mapping.base.as_ptr().cast(), len, Advice::LinuxDontDump)?;
+        }
+        Ok(mapping)
     }
 
     /// Returns the length in bytes, a multiple of 4096.
@@ -239,6 +249,17 @@ impl Mapping {
     #[inline]
     pub fn is_writable(&self) -> bool {
         self.writable_len != 0
+    }
+
+    /// Returns how many bytes, from the first on, keep their memory.
+    pub fn lasting_len(&self) -> usize {
+        self.lasting_len
+    }
+
+    /// Notes that only the first `len` bytes keep their memory, and that [`Mapping::release`] may free the memory of others. So only these first
+    /// bytes are registered for I/O: a registration would keep the freed memory, and later transfers would use it in place of the new one.
+    pub fn set_lasting(&mut self, len: usize) {
+        self.lasting_len = len.min(self.len);
     }
 
     /// Returns the first byte of the mapping. For `shm` (atomics) and I/O only.
@@ -361,18 +382,19 @@ impl Mapping {
         }
     }
 
-    /// Populates the whole mapping (as `populate`, with its errors), on huge pages where the kernel has them (MADV_COLLAPSE).
-    /// Returns how many bytes are on huge pages: 0 where the kernel (before 6.1) or its administrator refuses, less than `len`
-    /// where memory is fragmented or `len` is no multiple of their size.
+    /// Populates a byte range (as `populate`, with its errors), on huge pages where the kernel has them (MADV_COLLAPSE). The range must begin
+    /// at a multiple of their size. Returns how many bytes are on huge pages: 0 where the kernel (before 6.1) or its administrator refuses,
+    /// less than the whole range where memory is fragmented or the length is no multiple of their size.
     ///
     /// The advice of `create` alone is not enough: by default the kernel ignores it for shared memory. Neighbouring pages are
     /// then scattered over the machine's memory, so that a long transfer has a segment for each page and every copy misses the
     /// TLB.
-    pub fn populate_huge(&self) -> io::Result<usize> {
+    pub fn populate_huge(&self, range: Range<usize>) -> io::Result<usize> {
+        self.check_pages(&range)?;
         let mut huge = 0;
-        for start in (0..self.len).step_by(HUGE_PAGE_BYTES) {
+        for start in range.clone().step_by(HUGE_PAGE_BYTES) {
             let end = start + HUGE_PAGE_BYTES;
-            if end > self.len {
+            if end > range.end {
                 break;
             }
             // Populates a small page first, from the node that the policy of the range chooses. The kernel takes the huge page
@@ -395,8 +417,25 @@ impl Mapping {
             }
         }
         // Maps the pages that are there and allocates the rest.
-        self.populate(0..self.len)?;
+        self.populate(range)?;
         Ok(huge)
+    }
+
+    /// Frees the memory of a byte range that begins at or after [`Mapping::lasting_len`]. The bytes read as zeros afterwards, in every process that
+    /// has the segment mapped: an access allocates a page again, by the policy of the range. The caller must ensure
+    /// that no transfer uses the range: a transfer in flight would continue with the old pages. Fails with EINVAL for a bad range or one that lasts, and with the errors of fallocate(2).
+    pub fn release(&self, range: Range<usize>) -> io::Result<()> {
+        self.check_pages(&range)?;
+        if range.start < self.lasting_len {
+            return Err(rustix::io::Errno::INVAL.into());
+        }
+        punch(self.fd(), range.start as u64, range.len() as u64)
+    }
+
+    /// Returns how many bytes of the segment have memory, whichever process allocated it: fstat(2). Memory that is swapped out counts, too.
+    pub fn allocated_bytes(&self) -> io::Result<u64> {
+        let blocks = rustix::fs::fstat(self.fd())?.st_blocks;
+        Ok(u64::try_from(blocks).unwrap_or(0) * 512)
     }
 
     /// Returns the kernel node that holds the page at each byte offset, `None` where no page is present: move_pages(2) in query
@@ -478,12 +517,17 @@ impl Mapping {
 /// from or to the old pages continue with these pages. The policy and the length stay.
 pub fn punch_all(segment: BorrowedFd<'_>) -> io::Result<()> {
     let bytes = u64::try_from(rustix::fs::fstat(segment)?.st_size).unwrap_or(0);
+    punch(segment, 0, bytes)
+}
+
+/// Frees the memory of `bytes` bytes at `start` of a segment.
+fn punch(segment: BorrowedFd<'_>, start: u64, bytes: u64) -> io::Result<()> {
     if bytes == 0 {
         return Ok(());
     }
     let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     loop {
-        match rustix::fs::fallocate(segment, flags, 0, bytes) {
+        match rustix::fs::fallocate(segment, flags, start, bytes) {
             Ok(()) => return Ok(()),
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),

@@ -164,7 +164,7 @@ impl Ring {
         })
     }
 
-    /// Registers the memory of `mappings`, in chunks. If a transfer has one segment, which lies in one chunk, the kernel then need
+    /// Registers the memory of `mappings` that lasts ([`Mapping::set_lasting`]), in chunks. If a transfer has one segment, which lies in one chunk, the kernel then need
     /// not look up and pin its pages. Registers all or nothing; may be called once.
     ///
     /// The pages are pinned and count as locked memory. They are populated if they were not, so bind a policy first. Fails with
@@ -179,10 +179,10 @@ impl Ring {
         for mapping in mappings {
             let first_index = u16::try_from(iovecs.len())
                 .map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
-            for offset in (0..mapping.len()).step_by(REGISTERED_CHUNK_BYTES) {
+            for offset in (0..mapping.lasting_len()).step_by(REGISTERED_CHUNK_BYTES) {
                 iovecs.push(libc::iovec {
                     iov_base: mapping.as_ptr().wrapping_add(offset).cast(),
-                    iov_len: REGISTERED_CHUNK_BYTES.min(mapping.len() - offset),
+                    iov_len: REGISTERED_CHUNK_BYTES.min(mapping.lasting_len() - offset),
                 });
             }
             registered.push(RegisteredMapping {
@@ -528,7 +528,7 @@ fn fixed_buffer(
     let start = (iovec.iov_base as usize).checked_sub(home.mapping.as_ptr() as usize)?;
     let chunk = start / REGISTERED_CHUNK_BYTES;
     let last = (start + iovec.iov_len).checked_sub(1)?;
-    if last / REGISTERED_CHUNK_BYTES != chunk {
+    if last / REGISTERED_CHUNK_BYTES != chunk || last >= home.mapping.lasting_len() {
         return None;
     }
     u16::try_from(usize::from(home.first_index) + chunk).ok()

@@ -23,4 +23,5 @@ mod opteron;
 mod pages;
 mod reader;
 mod shape;
+mod spill;
 mod threads;

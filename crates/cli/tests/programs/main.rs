@@ -41,6 +41,8 @@ mod same;
 mod size_known;
 mod sizes;
 mod small_files;
+#[cfg(feature = "faults")]
+mod spill;
 mod sqlite;
 mod stopped;
 mod syncs;

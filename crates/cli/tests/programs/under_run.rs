@@ -21,6 +21,7 @@ fn every_program_has_the_same_result_under_run() {
         "coherent::",
         "overlapping::",
         "appends::",
+        "spill::",
         "halves::an_inline_write",
         "syncs::stat_counts",
     ]);

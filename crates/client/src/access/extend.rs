@@ -130,7 +130,7 @@ impl<'a> InlineFile<'a> {
                     .memory
                     .write_if(key, within, zeros, writer, epoch, still);
                 // The slice wrote the page back after the write had ended, so the page is newly dirty.
-                if wiped == Ok(true) {
+                if wiped.is_ok_and(|wiped| wiped.was_clean) {
                     report(self.session, key);
                 }
             }

@@ -1,13 +1,13 @@
 //! Writes to cached pages under the locks of a write.
 
 use jericho_shm::{
-    Key, RangeHeld, Segments, SizeWord, Slot, SourceParts, Writer, is_in_page, pieces,
+    Key, RangeHeld, Segments, SizeWord, Slot, SourceParts, Writer, WrittenPage, is_in_page, pieces,
 };
 use jericho_sys::files;
 
 use super::kept::{Begun, Failed};
 use crate::session::{InlineFile, LockedRange, Session, Why};
-use crate::thread;
+use crate::thread::{self, Spilled};
 
 impl<'a> InlineFile<'a> {
     /// Checks that the file may be written inline now.
@@ -96,16 +96,26 @@ impl<'a> InlineFile<'a> {
     ) -> Result<(), (usize, Why)> {
         let epoch = self.memory.epoch();
         let writer = self.writer().ok_or((0, Why::Withheld))?;
-        let mut ring = false;
-        // Reports each page before the write is acknowledged and before the size covers it.
-        let report = |key| ring |= self.session.report(key);
+        let (mut ring, spilled) = (false, Spilled::new());
+        let written = |key, page: WrittenPage, len| {
+            // Reports each page before the write is acknowledged and before the size covers it.
+            if page.was_clean {
+                ring |= self.session.report(key);
+            }
+            if self.memory.is_spilled(page.frame) {
+                spilled.note(self, page.frame, len);
+            }
+        };
         let written = self
             .memory
-            .write_bytes(self.key, at, len, source, writer, epoch, still, report);
+            .write_bytes(self.key, at, len, source, writer, epoch, still, written);
         if ring {
             self.session.slots.ring();
         }
-        written.map_err(|(done, miss)| (done, miss.into()))
+        // A write that stops half-way is not counted here.
+        written.map_err(|(done, miss)| (done, miss.into()))?;
+        thread::current(|thread| thread.spilled.add(&spilled));
+        Ok(())
     }
 
     /// Sets the mark of inline writes, unless it is set. The daemon gives the file the time at which it takes the mark, which is

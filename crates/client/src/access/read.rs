@@ -4,10 +4,10 @@ use std::io::IoSliceMut;
 use std::sync::atomic::{Ordering, fence};
 
 use jericho_format::PAGE_BYTES;
-use jericho_shm::{Miss, RangeCounts, Segments, SizeWord, TargetParts, is_in_page};
+use jericho_shm::{Miss, RangeCounts, ReadHit, Segments, SizeWord, TargetParts, is_in_page};
 
 use crate::session::{InlineFile, Why};
-use crate::thread::{self, Thread};
+use crate::thread::{self, Spilled, Thread};
 
 const PAGE: usize = PAGE_BYTES as usize;
 
@@ -199,8 +199,17 @@ impl InlineFile<'_> {
         parts: &mut [IoSliceMut<'_>],
     ) -> Result<(), (usize, Miss)> {
         let (target, epoch) = (TargetParts::new(parts), self.memory.epoch());
-        self.memory
-            .read_bytes(self.key, at, len, target, |index| self.mark(index, epoch))
+        let spilled = Spilled::new();
+        let mark = |hit: ReadHit| {
+            self.mark(hit.index, epoch);
+            if self.memory.is_spilled(hit.frame) {
+                spilled.note(self, hit.frame, hit.len);
+            }
+        };
+        let read = self.memory.read_bytes(self.key, at, len, target, mark);
+        // Of several attempts, the last one counts.
+        thread::current(|thread| thread.spilled.set(&spilled));
+        read
     }
 
     #[inline(always)]

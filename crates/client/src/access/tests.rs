@@ -3,8 +3,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use jericho_shm::{
-    Area, Control, Flags, Key, Miss, Segments, SliceMemory, Slot, SlotInfo, Slots, SourceParts,
-    pieces,
+    Area, Control, Flags, Geometry, Key, Miss, Segments, SliceMemory, Slot, SlotInfo, Slots,
+    SourceParts, pieces,
 };
 
 use super::kept::Begun;
@@ -28,12 +28,16 @@ struct Volume {
 
 impl Volume {
     fn new(frames: u32) -> Volume {
-        let control = Control::create("test", &[(frames, 0)], 4, &[0; 64], 42).unwrap();
+        Volume::with(Geometry::for_frames(frames))
+    }
+
+    fn with(geometry: Geometry) -> Volume {
+        let control = Control::create("test", &[(geometry, 0)], 4, &[0; 64], 42).unwrap();
         control.slot(0).unwrap().set(OBJECT, 0, 0);
         Volume {
             control,
             slots: Slots::create("test", 4).unwrap(),
-            memory: SliceMemory::create("test", frames, None).unwrap(),
+            memory: SliceMemory::create("test", geometry, None).unwrap(),
             frames_used: AtomicU64::new(0),
             clients: AtomicU64::new(0),
         }
@@ -52,8 +56,8 @@ impl Volume {
         let slots = Slots::attach(own(self.slots.mapping()), 4, writable).unwrap();
         let area = Area::create("test", 2 + number as u16).unwrap();
         let segments = self.memory.segments().map(own);
-        let frames = self.control.frames_of(0);
-        let memory = SliceMemory::attach(frames, segments, writable).unwrap();
+        let geometry = self.control.geometry_of(0).unwrap();
+        let memory = SliceMemory::attach(geometry, segments, writable).unwrap();
         let mark = session::mark().unwrap();
         let memory = vec![memory];
         let mut session = Session::new(number as usize, mark, control, slots, area, memory);
@@ -785,4 +789,50 @@ fn bytes_that_a_write_has_put_beyond_the_end_belong_to_its_rest() {
         [0; PAGE - 100],
         "zeros behind the end"
     );
+}
+
+#[test]
+fn pages_in_spill_ranges_count_by_their_own_node() {
+    let volume = Volume::with(Geometry::new(1024, 512).unwrap());
+    volume.memory.back_range(0, Some(0)).unwrap();
+    // Three pages on the home node, two in the range.
+    volume.frames_used.store(509, Ordering::Relaxed);
+    volume.reserve(0..5);
+    volume.slot().set_size(5 * 4096, false);
+    let client = volume.client(true);
+    let counts = || {
+        let sum = |of: fn(&jericho_shm::Counter) -> &AtomicU64| {
+            let counters = client.area.counters_of(0);
+            counters.map(|c| of(c).load(Ordering::Relaxed)).sum::<u64>()
+        };
+        [
+            sum(|c| &c.local_pages),
+            sum(|c| &c.remote_pages),
+            sum(|c| &c.local_bytes),
+            sum(|c| &c.remote_bytes),
+            sum(|c| &c.read_calls) + sum(|c| &c.write_calls),
+        ]
+    };
+    let mut expected = [0; 5];
+    // All CPUs are on node 0, and so is the home of the slice.
+    for (node, remote_pages) in [(1, 2), (0, 0)] {
+        volume.memory.set_node_of_range(0, Some(node));
+        thread::enter(Doing::Writing, |thread| {
+            let mut out = [0; 5 * PAGE];
+            let read = file(&client).read(100, &mut out);
+            assert_eq!((read.done, read.rest), (5 * PAGE - 100, None));
+            thread.account(&file(&client), false, 100..5 * 4096, 1);
+            write(file(&client), 2 * 4096, &[7; 3 * PAGE]).unwrap();
+            thread.account(&file(&client), true, 2 * 4096..5 * 4096, 1);
+        })
+        .unwrap();
+        let (pages, bytes) = (2 * remote_pages, 2 * remote_pages * 4096);
+        let all_bytes = 8 * 4096 - 100;
+        let counted = [8 - pages, pages, all_bytes - bytes, bytes, 2];
+        for (sum, more) in expected.iter_mut().zip(counted) {
+            *sum += more;
+        }
+        assert_eq!(counts(), expected, "the range is on node {node}");
+    }
+    assert_eq!(volume.bytes(4), [7; PAGE]);
 }

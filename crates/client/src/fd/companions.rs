@@ -38,14 +38,15 @@ fn bring(node: u16, always: bool, session: &Session, ask: impl FnOnce(Call) -> O
 mod tests {
     use std::cell::Cell;
 
-    use jericho_shm::{Area, Control, Slots};
+    use jericho_shm::{Area, Control, Geometry, Slots};
 
     use super::*;
     use crate::session;
 
     #[test]
     fn a_daemon_that_refuses_is_not_asked_again_nor_one_with_other_nodes() {
-        let control = Control::create("test", &[(8, 0)], 4, &[0; 64], 42).unwrap();
+        let control =
+            Control::create("test", &[(Geometry::for_frames(8), 0)], 4, &[0; 64], 42).unwrap();
         let slots = Slots::create("test", 4).unwrap();
         let area = Area::create("test", 2).unwrap();
         let mark = session::mark().unwrap();

@@ -266,7 +266,7 @@ fn read_ahead(
     if read.rest.is_none() && reader.is_quiet(first, end) {
         return;
     }
-    let window = WINDOW_PAGES_MAX.min(session.control.frames_of(file.home()) / 16);
+    let window = WINDOW_PAGES_MAX.min(session.control.home_frames_of(file.home()) / 16);
     let pages = reader.advance(first, end, read.size.div_ceil(PAGE_BYTES), window);
     let Some(pages) = pages else { return };
     // A cached file needs no request. This checks the first, the middle and the last page.

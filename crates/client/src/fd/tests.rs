@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use jericho_shm::{
-    Answer, Area, Call, Control, Flags, HANDSHAKE_BYTES, Key, Refusal, Reply, Request, SliceMemory,
-    Slots, socket_name,
+    Answer, Area, Call, Control, Flags, Geometry, HANDSHAKE_BYTES, Key, Refusal, Reply, Request,
+    SliceMemory, Slots, socket_name,
 };
 use jericho_sys::files::{self, Result};
 use jericho_sys::handshake::Listener;
@@ -46,12 +46,19 @@ impl Daemon {
         static INSTANCES: AtomicU64 = AtomicU64::new(0);
         let count = INSTANCES.fetch_add(1, Ordering::Relaxed);
         let instance = u64::from(std::process::id()) << 16 | count;
-        let control = Control::create("test", &[(FRAMES, 0)], 1, &[0; 64], instance).unwrap();
+        let control = Control::create(
+            "test",
+            &[(Geometry::for_frames(FRAMES), 0)],
+            1,
+            &[0; 64],
+            instance,
+        )
+        .unwrap();
         let daemon = Arc::new(Daemon {
             instance,
             control,
             slots: Slots::create("test", 1).unwrap(),
-            memory: SliceMemory::create("test", FRAMES, None).unwrap(),
+            memory: SliceMemory::create("test", Geometry::for_frames(FRAMES), None).unwrap(),
             frames_used: AtomicU64::new(0),
             calls: Mutex::new(vec![]),
             refuse: AtomicBool::new(false),

@@ -218,6 +218,23 @@ fn write_inline<'a>(
     data: Data<'_, '_>,
     at: u64,
 ) -> std::result::Result<Written, Failed<'a>> {
+    let written = try_write_inline(thread, open, facts, file, data, at);
+    if written.is_err() {
+        // The kernel makes the write, or the rest of it, and counts its pages.
+        thread.spilled.take();
+    }
+    written
+}
+
+#[inline]
+fn try_write_inline<'a>(
+    thread: &Thread,
+    open: &OpenFd,
+    facts: &Facts,
+    file: &InlineFile<'a>,
+    data: Data<'_, '_>,
+    at: u64,
+) -> std::result::Result<Written, Failed<'a>> {
     let end = if facts.flags & APPEND != 0 {
         append_inline(open, file, data)?
     } else if data.len <= WRITE_MAX {

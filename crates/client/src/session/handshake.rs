@@ -65,8 +65,8 @@ pub fn receive(
             }
         }
         let segments = <[OwnedFd; 3]>::try_from(segments).map_err(|_| few())?;
-        let frames = control.frames_of(slice);
-        slices.push(SliceMemory::attach(frames, segments, write)?);
+        let geometry = control.geometry_of(slice)?;
+        slices.push(SliceMemory::attach(geometry, segments, write)?);
     }
     Ok(Session::new(index, mark, control, slots, area, slices))
 }

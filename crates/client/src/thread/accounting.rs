@@ -7,6 +7,7 @@ use jericho_format::threads::ThreadPolicy;
 use jericho_shm::{Access, Lent, Writer};
 
 use super::record::Thread;
+use super::spilled::Pages;
 use super::tally::AccessTally;
 use crate::session::{InlineFile, Session};
 
@@ -69,19 +70,42 @@ impl Thread {
     }
 
     /// Accounts an inline access to the bytes `bytes` of a file. `calls`: 0 when a part of the call was made elsewhere, else 1.
+    ///
+    /// A page in a spill range counts as local if it is on the node of the thread. It does not count for the migration of the thread, which follows
+    /// the home nodes of data.
     pub fn account(&self, file: &InlineFile<'_>, write: bool, bytes: Range<u64>, calls: u64) {
+        let spilled = self.spilled.take();
         if bytes.is_empty() {
             return;
         }
         let tally = self.tally(file);
-        let access = Access {
+        let mut access = Access {
             local: tally.local,
             write,
             pages: bytes.end.div_ceil(PAGE_BYTES) - bytes.start / PAGE_BYTES,
             bytes: bytes.end - bytes.start,
             calls,
         };
-        if let Some(cell) = tally.used {
+        for (local, of_ranges) in [true, false].into_iter().zip(spilled) {
+            if of_ranges == Pages::default() {
+                continue;
+            }
+            let (pages, bytes) = (
+                of_ranges.pages.min(access.pages),
+                of_ranges.bytes.min(access.bytes),
+            );
+            access.pages -= pages;
+            access.bytes -= bytes;
+            let part = Access {
+                local,
+                pages,
+                bytes,
+                calls: 0,
+                ..access
+            };
+            tally.counter.add(part, tally.alone);
+        }
+        if let Some(cell) = tally.used.filter(|_| access.bytes > 0) {
             self.migration.add(cell, 1, access.bytes as usize);
         }
         tally.counter.add(access, tally.alone);

@@ -10,6 +10,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use super::locked_offset::LockedOffset;
 use super::recent_hits::RecentHits;
+use super::spilled::Spilled;
 use crate::migration::ThreadUse;
 use crate::session::SESSIONS_MAX;
 
@@ -32,6 +33,8 @@ pub struct Thread {
     pub migration: ThreadUse,
     /// The thread's memory of its last hits.
     pub recent_hits: RecentHits,
+    /// Pages in spill ranges that the present call has accessed.
+    pub spilled: Spilled,
     /// The offset that the thread has locked.
     pub offset: LockedOffset,
     /// Block in each session's area, as `remember` packs it; 0: none yet.
@@ -46,6 +49,7 @@ thread_local! {
             doing: Cell::new(Doing::Nothing),
             migration: ThreadUse::new(),
             recent_hits: RecentHits::new(),
+            spilled: Spilled::new(),
             offset: LockedOffset::new(),
             blocks: [const { Cell::new(0) }; SESSIONS_MAX],
         }

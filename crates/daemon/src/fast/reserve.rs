@@ -88,7 +88,7 @@ impl Fast {
 
     /// Returns the most pages that a writer may have reserved at once. Most of the cache stays available for written pages.
     fn reserved_max(&self, file: &File) -> u32 {
-        (self.volume.frames_of(file.layout().home()) / 16).max(1)
+        (self.volume.home_frames_of(file.layout().home()) / 16).max(1)
     }
 
     /// Reserves space for pages and caches zeroed ones where there are none. Returns the number of pages reserved, from the first

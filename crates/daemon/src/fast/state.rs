@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use jericho_cache::Slice;
 use jericho_format::threads::ThreadPolicy;
 use jericho_fs::types::Ino;
-use jericho_shm::{Control, Slot, SlotInfo, Slots};
+use jericho_shm::{Control, Geometry, Slot, SlotInfo, Slots};
 use jericho_sys::affinity::CpuMask;
 use jericho_sys::files;
 use jericho_topology::NodeId;
@@ -95,12 +95,12 @@ impl Fast {
         keeper: Option<KeeperCommand>,
     ) -> io::Result<Fast> {
         let (slices, topology) = (&volume.slices, &volume.topology);
-        let geometry: Vec<(u32, u16)> = slices
+        let geometry: Vec<(Geometry, u16)> = slices
             .iter()
             .zip(volume.homes.iter())
             .map(|(slice, home)| {
-                let frames = slice.memory().geometry().frames;
-                (frames, topology.thread_node(*home).0)
+                let geometry = slice.memory().geometry();
+                (geometry, topology.thread_node(*home).0)
             })
             .collect();
         // Also covers CPUs that the daemon may not run on, because programs may run there.
@@ -145,7 +145,7 @@ impl Fast {
         self.serve_slice(slice);
         self.keep_slice(slice);
         let node = self.volume.topology.thread_node(home).0;
-        (self.control).append(slice.memory().geometry().frames, node);
+        (self.control).append(slice.memory().geometry(), node);
     }
 
     /// Sends the keeper the segments of a slice. Does no harm if the keeper has them.

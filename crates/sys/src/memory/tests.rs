@@ -92,7 +92,7 @@ fn populating_with_huge_pages_keeps_contents_and_populates_every_page() {
     let mapping = Mapping::create("jericho-huge", len, true).unwrap();
     mapping.bind(0..len, 0).unwrap();
     mapping.copy_in(HUGE_PAGE_BYTES + 5 * PAGE, b"kept");
-    let huge = mapping.populate_huge().unwrap();
+    let huge = mapping.populate_huge(0..len).unwrap();
     assert!(huge <= len && huge.is_multiple_of(HUGE_PAGE_BYTES));
     let mut out = [0; 4];
     mapping.copy_out(HUGE_PAGE_BYTES + 5 * PAGE, &mut out);
@@ -102,6 +102,68 @@ fn populating_with_huge_pages_keeps_contents_and_populates_every_page() {
     let offsets: Vec<usize> = (0..len).step_by(PAGE).collect();
     let nodes = mapping.nodes_of(&offsets).unwrap();
     assert!(nodes.iter().all(|node| *node == Some(0)), "{nodes:?}");
+}
+
+#[test]
+fn segments_are_in_no_core_dump() {
+    let mapping = Mapping::create("jericho-undumped", 3 * PAGE, false).unwrap();
+    let theirs = mapping.read_only_fd().unwrap();
+    let theirs = Mapping::from_fd(theirs, 3 * PAGE, false).unwrap();
+    for mapping in [&mapping, &theirs] {
+        let first = format!("{:x}-", mapping.as_ptr() as usize);
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let own = maps.lines().skip_while(|line| !line.starts_with(&first));
+        let flags = own.skip(1).find(|line| line.starts_with("VmFlags:"));
+        // proc_pid_smaps(5): dd is "do not include area into core dump".
+        let flags = flags.expect("flags of the mapping");
+        assert!(flags.split(' ').any(|flag| flag == "dd"), "{flags}");
+    }
+    assert_eq!(mapping.allocated_bytes().unwrap(), 0);
+    mapping.copy_in(PAGE, b"bytes");
+    assert_eq!(mapping.allocated_bytes().unwrap(), PAGE as u64);
+}
+
+#[test]
+fn a_released_range_gives_its_memory_back_and_the_rest_keeps_it() {
+    let len = 3 * HUGE_PAGE_BYTES;
+    let mut mapping = Mapping::create("jericho-release", len, true).unwrap();
+    mapping.set_lasting(HUGE_PAGE_BYTES);
+    assert_eq!(mapping.lasting_len(), HUGE_PAGE_BYTES);
+    mapping.populate_huge(0..len).unwrap();
+    let blocks = || rustix::fs::fstat(mapping.fd()).unwrap().st_blocks as usize * 512;
+    let at = [HUGE_PAGE_BYTES - PAGE, HUGE_PAGE_BYTES, 2 * HUGE_PAGE_BYTES];
+    for at in at {
+        mapping.copy_in(at, b"bytes");
+    }
+    let theirs = mapping.fd().try_clone_to_owned().unwrap();
+    let theirs = Mapping::from_fd(theirs, len, true).unwrap();
+    let read = |mapping: &Mapping, at| {
+        let mut out = [9; 5];
+        mapping.copy_out(at, &mut out);
+        out
+    };
+    assert_eq!(read(&theirs, at[1]), *b"bytes");
+    mapping
+        .release(HUGE_PAGE_BYTES..2 * HUGE_PAGE_BYTES)
+        .unwrap();
+    assert_eq!(blocks(), len - HUGE_PAGE_BYTES);
+    assert_eq!(
+        mapping.nodes_of(&[at[0], at[1], at[2]]).unwrap(),
+        [Some(0), None, Some(0)]
+    );
+    for mapping in [&theirs, &mapping] {
+        let bytes = at.map(|at| read(mapping, at));
+        assert_eq!(bytes, [*b"bytes", [0; 5], *b"bytes"]);
+    }
+    // A part of a huge page.
+    let part = 2 * HUGE_PAGE_BYTES + 8 * PAGE;
+    let before = blocks();
+    mapping.release(part..part + 4 * PAGE).unwrap();
+    assert!(blocks() <= before);
+    assert_eq!(read(&theirs, at[2]), *b"bytes");
+    for bad in [0..PAGE, len..len + PAGE, len - 1..len] {
+        assert_eq!(errno(mapping.release(bad)), Some(libc::EINVAL));
+    }
 }
 
 #[test]

@@ -65,6 +65,38 @@ fn byte(mapping: &Mapping, offset: usize) -> u8 {
 }
 
 #[test]
+fn transfers_use_the_new_memory_of_a_range_that_was_released() {
+    let file = file_of(b"abcd");
+    let Some(mut ring) = ring(4, &[file.as_fd()]) else {
+        return;
+    };
+    let mut mapping = Mapping::create("jericho-ring-test", 4 * PAGE, false).unwrap();
+    mapping.set_lasting(2 * PAGE);
+    let mapping = Arc::new(mapping);
+    if let Err(error) = ring.register_buffers(std::slice::from_ref(&mapping)) {
+        eprintln!("SKIPPED: buffers cannot be registered here: {error}");
+        return;
+    }
+    // Within the registered part, across its end, and behind it.
+    for round in 0..2 {
+        for (first, pages) in [(0, 2), (1, 2), (2, 2)] {
+            let read = request(Operation::Read, 0, vec![segment(&mapping, first, pages)]);
+            run(&mut ring, read).result.unwrap();
+            assert_eq!(byte(&mapping, first * PAGE), b'a', "round {round}");
+            assert_eq!(byte(&mapping, (first + 1) * PAGE), b'b', "round {round}");
+        }
+        mapping.copy_in(2 * PAGE, &[b'0' + round; 2 * PAGE]);
+        let write = request(Operation::Write, 2 * 4096, vec![segment(&mapping, 2, 2)]);
+        run(&mut ring, write).result.unwrap();
+        let mut out = [0; 2 * PAGE];
+        file.read_exact_at(&mut out, 2 * 4096).unwrap();
+        assert_eq!(out, [b'0' + round; 2 * PAGE]);
+        mapping.release(2 * PAGE..4 * PAGE).unwrap();
+        assert_eq!(byte(&mapping, 3 * PAGE), 0);
+    }
+}
+
+#[test]
 fn segments_are_filled_in_order_and_written_in_order() {
     for registered in [false, true] {
         let file = file_of(b"abcd");

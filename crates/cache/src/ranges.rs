@@ -1,0 +1,242 @@
+//! The part of a slice that gets memory for spill ranges and gives it back, for the daemon's policy. One thread calls all of it, except `set_on_shortage`.
+
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use crate::effects::Effects;
+use crate::giving_back::{GivingBack, Partly};
+use crate::scheduler::perform;
+use crate::shared::SliceShared;
+use crate::slice::Slice;
+use crate::spill::{self, Left};
+use crate::state::SliceState;
+use crate::waiting;
+
+/// Entries that leave in one critical section.
+const AT_ONCE: usize = 32;
+/// Entries that are searched between two looks at the time.
+const SEARCHED_AT_ONCE: u32 = 1 << 16;
+/// Pause before pages that are in use are visited again. It doubles each time.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(16);
+
+/// Searches a part of the table, and has the pages that it finds in leaving ranges leave.
+fn search(giving: &mut GivingBack, shared: &Arc<SliceShared>, until: Instant) {
+    let Some(first) = giving.next else { return };
+    let memory = &shared.context.memory;
+    let entries = memory.geometry().entries();
+    let end = entries.min(first.saturating_add(SEARCHED_AT_ONCE));
+    // Searches without the lock, because threads that read from the device take it often.
+    let is_in_ranges = |index: &u32| {
+        let frame = memory.entry(*index).state().frame();
+        let range = memory.geometry().range_of(frame);
+        range.is_some_and(|range| giving.ranges.contains_key(&range))
+    };
+    let found: Vec<u32> = (first..end).filter(is_in_ranges).collect();
+    visit(shared, found, until, &mut giving.left_behind);
+    giving.next = (end < entries).then_some(end);
+    if giving.next.is_none() {
+        giving.searched = Some(Instant::now());
+    }
+}
+
+fn has_lost_frames(giving: &GivingBack, state: &SliceState) -> bool {
+    spill::has_lost_frames(state, giving.ranges.keys())
+}
+
+/// Frees the memory of the leaving ranges that are empty. Returns these ranges.
+fn release_emptied(giving: &mut GivingBack, shared: &Arc<SliceShared>) -> Vec<u32> {
+    let emptied = shared.lock().frames.take_emptied();
+    let memory = &shared.context.memory;
+    let mut gone = vec![];
+    for (at, range) in emptied.iter().copied().enumerate() {
+        // Needs no lock: only `take_range` makes an absent frame free, and this thread calls it.
+        if let Err(error) = memory.release_range(range) {
+            if !giving.has_failed {
+                tracing::warn!(slice = shared.context.id, %error, "cannot give memory back");
+            }
+            giving.has_failed = true;
+            shared.lock().frames.put_emptied_back(&emptied[at..]);
+            return gone;
+        }
+        giving.has_failed = false;
+        shared.lock().frames.end_leaving(range);
+        memory.set_node_of_range(range, None);
+        giving.ranges.remove(&range);
+        let frames = memory.geometry().spill_range(range).len() as u64;
+        let counts = &shared.context.counts;
+        counts.spill_given_back.fetch_add(frames, Relaxed);
+        gone.push(range);
+    }
+    gone
+}
+
+/// Frees the memory of unused frames in leaving ranges that still hold pages.
+fn release_unused(giving: &mut GivingBack, shared: &Arc<SliceShared>) {
+    let memory = &shared.context.memory;
+    for (range, partly) in &mut giving.ranges {
+        let frames = memory.geometry().spill_range(*range);
+        let first = frames.start;
+        let unused: Vec<u32> = {
+            let state = shared.lock();
+            let used = state.frames.used_of_leaving(*range);
+            if partly.used.replace(used) == Some(used) {
+                continue;
+            }
+            let unused = frames.filter(|frame| state.frames.is_absent(*frame));
+            unused.filter(|frame| partly.lose(frame - first)).collect()
+        };
+        for run in unused.chunk_by(|a, b| a + 1 == *b) {
+            // Best effort: the whole range loses its memory later.
+            let _ = memory.release_frames(run[0]..run[run.len() - 1] + 1);
+        }
+    }
+}
+
+/// Has the pages of entries leave until a time, if they are in leaving ranges. Adds those that could not to `left_behind`.
+fn visit(shared: &Arc<SliceShared>, entries: Vec<u32>, until: Instant, left_behind: &mut Vec<u32>) {
+    let context = &shared.context;
+    for (at, some) in entries.chunks(AT_ONCE).enumerate() {
+        // A program can make visits long, for example by latches of many pages.
+        if at > 0 && Instant::now() >= until {
+            left_behind.extend(&entries[at * AT_ONCE..]);
+            return;
+        }
+        let mut effects = Effects::default();
+        let mut state = shared.lock();
+        for index in some {
+            if spill::leave(&mut state, context, *index) == Left::NotYet {
+                left_behind.push(*index);
+            }
+        }
+        if state.frames.free() < context.limits.free_low {
+            effects.wake_evictor = true;
+        }
+        drop(state);
+        perform(shared, effects);
+    }
+}
+
+impl Slice {
+    /// Sets the observer of shortages; may be called once. The evictor of a slice with spill ranges calls the observer when it needs frames, and again
+    /// only after `take_wish`. The evictor holds no lock then. The observer must not wait.
+    pub fn set_on_shortage(&self, on_shortage: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.shared.on_shortage.set(on_shortage);
+    }
+
+    /// Returns whether the evictor has needed frames since the last call, and clears the wish. The evictor needs frames when few are free, or when a
+    /// request waits for one.
+    pub fn take_wish(&self) -> bool {
+        self.shared.wants_frames.swap(false, Relaxed)
+    }
+
+    /// Gives a spill range memory of a kernel node. `node` is the node whose CPUs are local to it. Returns false, and changes nothing, if the
+    /// kernel took memory of another node. Fails with the errors of `SliceMemory::back_range`. Panics if the range has memory.
+    pub fn take_range(
+        &self,
+        range: u32,
+        kernel_node: Option<u32>,
+        node: u16,
+    ) -> std::io::Result<bool> {
+        let (shared, context) = (&self.shared, &self.shared.context);
+        assert!(
+            !shared.lock().frames.has_memory(range),
+            "the range has memory"
+        );
+        if !context.memory.back_range(range, kernel_node)? {
+            return Ok(false);
+        }
+        context.memory.set_node_of_range(range, Some(node));
+        let taken = context.memory.geometry().spill_range(range).len() as u64;
+        context.counts.spill_taken.fetch_add(taken, Relaxed);
+        let mut effects = Effects::default();
+        let mut state = shared.lock();
+        state.frames.add(range);
+        waiting::retry(&mut state, context, &mut effects);
+        drop(state);
+        perform(shared, effects);
+        Ok(true)
+    }
+
+    /// Gives spill ranges with memory back, as far as their pages can leave within about `time_max`, and goes on with those of earlier calls. Returns
+    /// the ranges that have lost all their memory. Of the others, the frames that no page uses have lost it. From the first call on, no page enters
+    /// these ranges.
+    pub fn give_back(&self, ranges: &[u32], time_max: Duration) -> Vec<u32> {
+        let shared = &self.shared;
+        let giving = &mut *shared.giving_back.lock();
+        for range in ranges {
+            if let Entry::Vacant(vacant) = giving.ranges.entry(*range) {
+                vacant.insert(Partly::default());
+                shared.lock().frames.begin_leaving(*range);
+                // The search begins again, and finds those that were left behind, too.
+                giving.next = Some(0);
+                giving.left_behind.clear();
+            }
+        }
+        let (until, mut pause) = (Instant::now() + time_max, PAUSE_MIN);
+        let mut gone = release_emptied(giving, shared);
+        while !giving.ranges.is_empty() {
+            if giving.next.is_some() {
+                search(giving, shared, until);
+                if giving.next.is_none() {
+                    let mut state = shared.lock();
+                    if giving.left_behind.is_empty() && has_lost_frames(giving, &state) {
+                        state.damage.suspect(true);
+                    }
+                    drop(state);
+                    // It writes pages back, repairs a damaged table, and frees frames for pages that have to move.
+                    shared.wake_evictor();
+                }
+            } else if giving.left_behind.is_empty()
+                && giving.is_search_due()
+                && has_lost_frames(giving, &shared.lock())
+            {
+                giving.next = Some(0);
+                continue;
+            } else {
+                std::thread::sleep(pause);
+                pause = (2 * pause).min(PAUSE_MAX);
+                let again = std::mem::take(&mut giving.left_behind);
+                visit(shared, again, until, &mut giving.left_behind);
+            }
+            gone.extend(release_emptied(giving, shared));
+            if Instant::now() >= until {
+                break;
+            }
+        }
+        // Before the search has ended, most frames of all ranges are used, and each call of the kernel would free a few.
+        if giving.next.is_none() {
+            release_unused(giving, shared);
+        }
+        gone
+    }
+
+    /// Returns how many frames of a leaving range still have memory; 0 for another range.
+    pub fn frames_left(&self, range: u32) -> u32 {
+        self.shared.lock().frames.used_of_leaving(range)
+    }
+
+    /// Frees memory that accesses to frames without memory have allocated. A reader that looked a page up before it left allocates a page of zeros when
+    /// it copies afterwards. A program that locks all its memory (mlockall(2)) allocates all frames. Returns whether there was any.
+    pub fn release_strays(&self) -> std::io::Result<bool> {
+        let memory = &self.shared.context.memory;
+        let geometry = memory.geometry();
+        let without: Vec<u32> = {
+            let frames = &self.shared.lock().frames;
+            let ranges = 0..geometry.spill_ranges();
+            ranges.filter(|range| !frames.has_memory(*range)).collect()
+        };
+        let frames_of = |range: &u32| geometry.spill_range(*range);
+        let unused: u64 = without.iter().map(|r| frames_of(r).len() as u64).sum();
+        if memory.allocated_frames()? <= u64::from(geometry.frames) - unused {
+            return Ok(false);
+        }
+        for run in without.chunk_by(|a, b| a + 1 == *b) {
+            let (first, last) = (frames_of(&run[0]), frames_of(&run[run.len() - 1]));
+            memory.release_frames(first.start..last.end)?;
+        }
+        Ok(true)
+    }
+}

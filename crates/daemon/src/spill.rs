@@ -1,0 +1,450 @@
+//! Spill-over: a slice whose node is short of memory takes frames on other nodes, and gives them back when those nodes need them.
+//!
+//! One thread per volume decides (`policy`), from the memory of the nodes (`room`) and the wishes of the slices, and has the slices take and give
+//! back spill ranges. The thread makes a round when a slice needs frames, but at most one in 250 ms.
+//! It also makes one each 250 ms while ranges have memory, and each 10 s otherwise.
+//! `docs/internals/spill-over.md` has the whole.
+
+mod policy;
+mod room;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use jericho_cache::{FRAMES_MIN, Slice};
+use jericho_format::PAGE_BYTES;
+use jericho_shm::{SPILL_FRAMES, bookkeeping_bytes};
+use jericho_sys::service;
+use jericho_topology::{NodeId, Topology};
+use parking_lot::{Condvar, Mutex};
+
+use policy::{Held, SliceView, View};
+use room::Room;
+
+/// Time between two looks at the nodes, while ranges have memory.
+const PERIOD: Duration = Duration::from_millis(250);
+/// Time between two looks otherwise, for memory that programs have allocated in ranges.
+const IDLE_PERIOD: Duration = Duration::from_secs(10);
+/// Longest wait for the pages of all slices that leave their ranges. The next round goes on.
+const LEAVE_MAX: Duration = Duration::from_millis(100);
+/// Time for which a node is left out after the kernel has taken memory of another node instead.
+const REFUSED: Duration = Duration::from_secs(5);
+
+/// The frames of slices at a mount.
+pub(crate) struct Plan {
+    room: Room,
+    /// Most bytes that each slice has in spill ranges; 0: no spill-over.
+    spill_bytes: u64,
+    /// What the planned slices use of each node.
+    used_bytes: Vec<u64>,
+    /// For each node, how many slices at home there are not planned yet.
+    unplanned: Vec<u64>,
+}
+
+impl Plan {
+    /// Returns the plan for slices with these homes.
+    pub fn new(topology: &Topology, spill_bytes: u64, homes: &[NodeId]) -> Plan {
+        let room = Room::new(topology);
+        let mut unplanned = vec![0; topology.nodes.len()];
+        for home in homes {
+            unplanned[room.giver(*home)] += 1;
+        }
+        Plan {
+            room,
+            spill_bytes,
+            used_bytes: vec![0; topology.nodes.len()],
+            unplanned,
+        }
+    }
+
+    /// Returns how many of `promised` frames a slice gets at home, and how many in spill ranges. The sum may be less than `promised`. The caller starts
+    /// each slice before the next call, because the call reads the available memory.
+    pub fn divide(&mut self, promised: u32, home: NodeId) -> (u32, u32) {
+        if self.spill_bytes == 0 {
+            return (promised, 0);
+        }
+        let home = self.room.giver(home);
+        let node = self.room.look(&self.used_bytes)[home];
+        let room_bytes = node.available_bytes.saturating_sub(node.low_bytes());
+        // The slices at home on a node share its room.
+        let unplanned = &mut self.unplanned[home];
+        let room_bytes = room_bytes / (*unplanned).max(1);
+        *unplanned = unplanned.saturating_sub(1);
+        // The tables of all frames are at home, also those of frames elsewhere.
+        let tables_bytes = bookkeeping_bytes(promised);
+        let room_bytes = room_bytes.saturating_sub(tables_bytes);
+        let divided = divided(promised, room_bytes, self.spill_bytes);
+        self.used_bytes[home] += u64::from(divided.0) * PAGE_BYTES + tables_bytes;
+        divided
+    }
+}
+
+/// Returns how many of `promised` frames are at home, and how many in spill ranges. Those at home fit into `room_bytes`, but are at least `FRAMES_MIN`. If
+/// there are others, those at home are whole ranges, and the others have at most `spill_bytes`.
+fn divided(promised: u32, room_bytes: u64, spill_bytes: u64) -> (u32, u32) {
+    let fit = (room_bytes / PAGE_BYTES).min(promised.into()) as u32;
+    if fit == promised {
+        return (promised, 0);
+    }
+    let home = (fit / SPILL_FRAMES * SPILL_FRAMES).max(FRAMES_MIN);
+    let spill = (spill_bytes / PAGE_BYTES).min(promised.saturating_sub(home).into());
+    match spill {
+        0 => (home.min(promised), 0),
+        spill => (home, spill as u32),
+    }
+}
+
+/// A slice with spill ranges.
+struct Spilling {
+    slice: Arc<Slice>,
+    /// The node that gives the slice memory at home.
+    home: usize,
+    ranges: Vec<Option<Held>>,
+}
+
+/// What the rounds of the thread share.
+#[derive(Default)]
+struct Rounds {
+    slices: Vec<Spilling>,
+    /// For each node that has refused memory lately, when it did.
+    refused: BTreeMap<usize, Instant>,
+    /// The last round has failed to take memory. The log tells only the first one in a row.
+    has_failed: bool,
+}
+
+impl Spilling {
+    fn bytes_of(&self, range: usize) -> u64 {
+        let geometry = self.slice.memory().geometry();
+        geometry.spill_range(range as u32).len() as u64 * PAGE_BYTES
+    }
+
+    /// Gives back the ranges that leave, as far as their pages can leave within this time.
+    fn give_back(&mut self, time_max: Duration) {
+        let ranges = self.ranges.iter().enumerate();
+        let leaving = ranges.filter(|(_, held)| held.is_some_and(|held| held.is_leaving));
+        let leaving: Vec<u32> = leaving.map(|(range, _)| range as u32).collect();
+        for range in self.slice.give_back(&leaving, time_max) {
+            self.ranges[range as usize] = None;
+        }
+        for range in leaving {
+            if let Some(held) = &mut self.ranges[range as usize] {
+                held.bytes = u64::from(self.slice.frames_left(range)) * PAGE_BYTES;
+            }
+        }
+    }
+
+    /// Returns how many frames are in ranges on each node.
+    fn frames_by_node(&self) -> Vec<(u16, u64)> {
+        let mut by_node = BTreeMap::new();
+        for held in self.ranges.iter().flatten() {
+            *by_node.entry(held.node as u16).or_default() += held.bytes / PAGE_BYTES;
+        }
+        by_node.into_iter().collect()
+    }
+}
+
+#[derive(Default)]
+struct Signals {
+    is_wanted: bool,
+    is_closing: bool,
+}
+
+#[derive(Default)]
+struct Bell {
+    signals: Mutex<Signals>,
+    rung: Condvar,
+}
+
+impl Bell {
+    fn ring(&self, change: impl FnOnce(&mut Signals)) {
+        change(&mut self.signals.lock());
+        self.rung.notify_all();
+    }
+
+    /// Waits until a slice needs frames, but not before `earliest`, or until `latest`. Returns false when the volume closes.
+    fn wait(&self, earliest: Instant, latest: Instant) -> bool {
+        let mut signals = self.signals.lock();
+        loop {
+            if signals.is_closing {
+                return false;
+            }
+            let due = if signals.is_wanted { earliest } else { latest };
+            if Instant::now() >= due {
+                signals.is_wanted = false;
+                return true;
+            }
+            self.rung.wait_until(&mut signals, due);
+        }
+    }
+}
+
+/// The slices with spill ranges of a volume, and their thread.
+pub(crate) struct Spiller {
+    rounds: Mutex<Rounds>,
+    /// For each slice, how many frames it has in spill ranges on each node, at the end of the last round.
+    shown: Mutex<BTreeMap<u16, Vec<(u16, u64)>>>,
+    topology: Topology,
+    room: Room,
+    /// Bytes of each node for frames at home and tables.
+    home_bytes: Mutex<Vec<u64>>,
+    bell: Arc<Bell>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Spiller {
+    /// Starts the thread, if a slice has spill ranges. `slices`: all slices of the volume with their homes.
+    pub fn start(
+        slices: impl IntoIterator<Item = (Arc<Slice>, NodeId)>,
+        topology: &Topology,
+    ) -> io::Result<Arc<Spiller>> {
+        let (bell, room) = (Arc::new(Bell::default()), Room::new(topology));
+        let mut home_bytes = vec![0; topology.nodes.len()];
+        let mut spilling = vec![];
+        for (slice, home) in slices {
+            let geometry = slice.memory().geometry();
+            let home = room.giver(home);
+            home_bytes[home] += bytes_at_home(&slice);
+            if geometry.spill_ranges() == 0 {
+                continue;
+            }
+            let bell = bell.clone();
+            let on_shortage = move || bell.ring(|signals| signals.is_wanted = true);
+            slice.set_on_shortage(Box::new(on_shortage));
+            spilling.push(Spilling {
+                ranges: vec![None; geometry.spill_ranges() as usize],
+                slice,
+                home,
+            });
+        }
+        let has_thread = !spilling.is_empty();
+        let spiller = Arc::new(Spiller {
+            rounds: Mutex::new(Rounds {
+                slices: spilling,
+                ..Rounds::default()
+            }),
+            shown: Mutex::default(),
+            topology: topology.clone(),
+            room,
+            home_bytes: Mutex::new(home_bytes),
+            bell,
+            thread: Mutex::default(),
+        });
+        if has_thread {
+            let (this, bell) = (Arc::downgrade(&spiller), spiller.bell.clone());
+            let thread = service::spawn("spill", move || run(&this, &bell))?;
+            *spiller.thread.lock() = Some(thread);
+        }
+        Ok(spiller)
+    }
+
+    /// Ends the thread. The ranges keep their memory until the slices end.
+    pub fn close(&self) {
+        self.bell.ring(|signals| signals.is_closing = true);
+        if let Some(thread) = self.thread.lock().take() {
+            // A panic in it has ended the process.
+            let _ = thread.join();
+        }
+    }
+
+    /// Notes the memory of a slice that was added to the mounted volume. It has no spill ranges.
+    pub fn added(&self, slice: &Slice, home: NodeId) {
+        self.home_bytes.lock()[self.room.giver(home)] += bytes_at_home(slice);
+    }
+
+    /// Makes a round: has slices give ranges back, and take others. Returns whether a range has memory.
+    fn round(&self) -> bool {
+        let rounds = &mut *self.rounds.lock();
+        for spilling in &rounds.slices {
+            if let Err(error) = spilling.slice.release_strays() {
+                tracing::debug!(slice = spilling.slice.id(), %error, "cannot free memory without pages");
+            }
+        }
+        rounds.refused.retain(|_, at| at.elapsed() < REFUSED);
+        let mut view = self.view(rounds);
+        let mut wants: Vec<bool> = view.slices.iter().map(|slice| slice.wants).collect();
+        for (slice, range) in view.to_give_back() {
+            if let Some(held) = &mut rounds.slices[slice].ranges[range] {
+                held.is_leaving = true;
+            }
+        }
+        // What comes home has to be taken there, also without a wish.
+        for (slice, wants) in wants.iter_mut().enumerate() {
+            *wants |= view.to_bring_home(slice).is_some();
+        }
+        if self.give_back(&mut rounds.slices) {
+            view = self.view(rounds);
+        }
+        let mut has_failed = false;
+        // Repeated with fewer nodes, if the kernel refuses memory of one.
+        loop {
+            for (slice, wants) in view.slices.iter_mut().zip(&wants) {
+                slice.wants |= wants;
+            }
+            let refused_before = rounds.refused.len();
+            for ((slice, range), node) in view.take() {
+                if rounds.refused.contains_key(&node) {
+                    continue;
+                }
+                match self.take(&mut rounds.slices[slice], range, node) {
+                    Ok(true) => continue,
+                    Ok(false) => {}
+                    Err(error) => {
+                        if !rounds.has_failed && !has_failed {
+                            tracing::warn!(
+                                slice = rounds.slices[slice].slice.id(), node, %error,
+                                "cannot take memory of a node for --spill; tries again while the slice needs frames"
+                            );
+                        }
+                        has_failed = true;
+                    }
+                }
+                rounds.refused.insert(node, Instant::now());
+            }
+            if rounds.refused.len() == refused_before {
+                break;
+            }
+            view = self.view(rounds);
+        }
+        rounds.has_failed = has_failed;
+        let slices = &rounds.slices;
+        let shown = slices.iter().map(|s| (s.slice.id(), s.frames_by_node()));
+        *self.shown.lock() = shown.collect();
+        slices
+            .iter()
+            .any(|slice| slice.ranges.iter().any(Option::is_some))
+    }
+
+    /// Has the slices give back the ranges that leave, as far as their pages can leave now. Returns whether there are any.
+    fn give_back(&self, slices: &mut [Spilling]) -> bool {
+        let is_leaving = |spilling: &Spilling| {
+            let mut held = spilling.ranges.iter().flatten();
+            held.any(|held| held.is_leaving)
+        };
+        let mut leaving: Vec<&mut Spilling> = slices
+            .iter_mut()
+            .filter(|slice| is_leaving(slice))
+            .collect();
+        let any = !leaving.is_empty();
+        // First what goes soon, so that a slice with a page in use delays no other one.
+        for time_max in [LEAVE_MAX / 10, LEAVE_MAX] {
+            let time_max = time_max / leaving.len().max(1) as u32;
+            for spilling in &mut leaving {
+                if self.bell.signals.lock().is_closing {
+                    return any;
+                }
+                spilling.give_back(time_max);
+            }
+            leaving.retain(|spilling| is_leaving(spilling));
+        }
+        any
+    }
+
+    /// Returns the nodes and the slices as they are now. Clears the wishes of the slices.
+    fn view(&self, rounds: &Rounds) -> View {
+        let slices = &rounds.slices;
+        let mut used_bytes = self.home_bytes.lock().clone();
+        for held in slices
+            .iter()
+            .flat_map(|slice| slice.ranges.iter().flatten())
+        {
+            used_bytes[held.node] += held.bytes;
+        }
+        let view_of = |spilling: &Spilling| SliceView {
+            home: spilling.home,
+            wants: spilling.slice.take_wish(),
+            ranges: spilling.ranges.clone(),
+        };
+        let nodes = self.topology.nodes.iter();
+        let mut view = View {
+            nodes: self.room.look(&used_bytes),
+            slices: slices.iter().map(view_of).collect(),
+            distances: nodes.map(|node| node.distances.clone()).collect(),
+        };
+        for node in rounds.refused.keys() {
+            view.nodes[*node].is_refusing = true;
+        }
+        view
+    }
+
+    /// Has a slice take memory of a node for a range. Returns whether it got the memory.
+    fn take(&self, spilling: &mut Spilling, range: usize, node: usize) -> io::Result<bool> {
+        let id = NodeId(node as u16);
+        if room::refuses(id) {
+            return Ok(false);
+        }
+        let kernel_node = self.topology.node(id).and_then(|node| node.kernel_node);
+        let near = self.topology.thread_node(id).0;
+        let is_taken = spilling.slice.take_range(range as u32, kernel_node, near)?;
+        if is_taken {
+            spilling.ranges[range] = Some(Held {
+                node,
+                is_leaving: false,
+                bytes: spilling.bytes_of(range),
+            });
+        }
+        Ok(is_taken)
+    }
+
+    /// Returns how many frames a slice has in spill ranges on each node, as (node, frames), by node.
+    pub fn frames_of(&self, slice: u16) -> Vec<(u16, u64)> {
+        self.shown.lock().get(&slice).cloned().unwrap_or_default()
+    }
+}
+
+impl Drop for Spiller {
+    fn drop(&mut self) {
+        self.bell.ring(|signals| signals.is_closing = true);
+    }
+}
+
+/// Makes rounds until the volume closes.
+fn run(spiller: &Weak<Spiller>, bell: &Bell) {
+    let mut looked = Instant::now();
+    let (mut soonest, mut period) = (Duration::ZERO, IDLE_PERIOD);
+    while bell.wait(looked + soonest, looked + period) {
+        let Some(spiller) = spiller.upgrade() else {
+            return;
+        };
+        let has_memory = spiller.round();
+        looked = Instant::now();
+        soonest = PERIOD;
+        period = if has_memory { PERIOD } else { IDLE_PERIOD };
+    }
+}
+
+/// Returns what a slice uses of its home node.
+fn bytes_at_home(slice: &Slice) -> u64 {
+    let geometry = slice.memory().geometry();
+    u64::from(geometry.home_frames) * PAGE_BYTES + bookkeeping_bytes(geometry.frames)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slice_gets_what_fits_at_home_and_the_rest_up_to_its_bound_elsewhere() {
+        let mib = |n: u64| n << 20;
+        let frames = |mib: u32| mib << 8;
+        for (promised, room, spill, divided_into) in [
+            (64, 64, 100, (64, 0)),
+            (64, 1000, 100, (64, 0)),
+            (64, 33, 100, (32, 32)),
+            (64, 33, 10, (32, 10)),
+            // The smallest slice is at home in any case.
+            (64, 1, 100, (4, 60)),
+            (4, 1, 100, (4, 0)),
+        ] {
+            let (home, elsewhere) = divided(frames(promised), mib(room), mib(spill));
+            let (of_home, of_elsewhere) = divided_into;
+            assert_eq!(
+                (home, elsewhere),
+                (frames(of_home), frames(of_elsewhere)),
+                "{promised} {room} {spill}"
+            );
+        }
+    }
+}

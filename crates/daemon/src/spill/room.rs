@@ -1,0 +1,121 @@
+//! How much memory the nodes have.
+
+use jericho_sys::limits::{Memory, node_available_bytes};
+use jericho_topology::{NodeId, Topology};
+
+use super::policy::NodeView;
+
+/// Asks for the memory of nodes.
+pub(super) struct Room {
+    topology: Topology,
+}
+
+impl Room {
+    pub fn new(topology: &Topology) -> Room {
+        Room {
+            topology: topology.clone(),
+        }
+    }
+
+    /// Returns the memory of each node. `used_bytes`: what this mount uses of each. The kernel does not know virtual nodes, so the size of such a
+    /// node and what the mount uses of it count, too.
+    pub fn look(&self, used_bytes: &[u64]) -> Vec<NodeView> {
+        let nodes = self.topology.nodes.iter().zip(used_bytes);
+        // Without /proc, nothing is lent.
+        let memory = Memory::read().ok();
+        let usable_bytes = memory.as_ref().map_or(0, Memory::usable_bytes);
+        let usable_now_bytes = memory.as_ref().map_or(0, Memory::usable_now_bytes);
+        nodes
+            .map(|(node, used)| {
+                // A topology file can describe more than the machine has, and a control group can allow less.
+                let total_bytes = node.memory_bytes.min(usable_bytes);
+                let in_kernel = node.kernel_node.and_then(node_available_bytes);
+                let mut available_bytes =
+                    in_kernel.map_or(usable_now_bytes, |bytes| bytes.min(usable_now_bytes));
+                if self.topology.is_virtual {
+                    available_bytes = available_bytes.min(total_bytes.saturating_sub(*used));
+                }
+                #[cfg(feature = "faults")]
+                if let Some(ordered) = ordered_bytes(node.id) {
+                    available_bytes = available_bytes.min(ordered);
+                }
+                NodeView {
+                    total_bytes,
+                    available_bytes,
+                    may_lend: node.memory_bytes > 0,
+                    is_refusing: false,
+                }
+            })
+            .collect()
+    }
+
+    /// Returns the node that gives a node its memory: the node itself, unless it has none.
+    pub fn giver(&self, id: NodeId) -> usize {
+        let mut nodes = self.topology.nodes.iter();
+        let of = self.topology.node(id);
+        let has_own = of.is_none_or(|node| node.memory_bytes > 0);
+        let kernel_node = of.and_then(|node| node.kernel_node);
+        let gives = nodes.find(|n| n.memory_bytes > 0 && n.kernel_node == kernel_node);
+        match gives.filter(|_| !has_own) {
+            Some(giver) => giver.id.0.into(),
+            None => id.0.into(),
+        }
+    }
+}
+
+/// Returns whether a test has ordered that the kernel takes no memory of a node: a line `NODE refuses`.
+pub(super) fn refuses(node: NodeId) -> bool {
+    #[cfg(feature = "faults")]
+    return order(node).is_some_and(|order| order == "refuses");
+    #[cfg(not(feature = "faults"))]
+    {
+        let _ = node;
+        false
+    }
+}
+
+/// Returns the available memory of a node that a test has ordered. The environment variable `JERICHO_NODE_ROOM` names a file with lines
+/// `NODE BYTES`, which is read each time. The test replaces it by a rename.
+#[cfg(feature = "faults")]
+fn ordered_bytes(node: NodeId) -> Option<u64> {
+    order(node)?.parse().ok()
+}
+
+/// Returns the order for a node.
+#[cfg(feature = "faults")]
+fn order(node: NodeId) -> Option<String> {
+    let orders = std::fs::read_to_string(std::env::var_os("JERICHO_NODE_ROOM")?).ok()?;
+    orders.lines().find_map(|line| {
+        let (of, order) = line.split_once(' ')?;
+        (of.parse::<u16>().ok()? == node.0).then(|| order.to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_virtual_node_has_at_most_what_is_left_of_its_size() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("topology");
+        std::fs::write(&file, "node 0 cpus=0 memory=64M\nnode 1 memory=1000T\n").unwrap();
+        let topology = Topology::from_spec(file.to_str().unwrap()).unwrap();
+        let room = Room::new(&topology);
+        let available = |used: [u64; 2]| {
+            let nodes = room.look(&used).into_iter();
+            nodes.map(|node| node.available_bytes).collect::<Vec<_>>()
+        };
+        let machine = Memory::read().unwrap().total_bytes;
+        // The larger one is as large as the machine.
+        let totals = room.look(&[0, 0]).into_iter().map(|node| node.total_bytes);
+        let usable = Memory::read().unwrap().usable_bytes();
+        assert_eq!(totals.collect::<Vec<_>>(), [64 << 20, usable]);
+        let [first, second] = available([0, 0])[..] else {
+            panic!("two nodes");
+        };
+        assert!(first <= 64 << 20 && second > first && second <= machine);
+        assert_eq!(available([60 << 20, 0])[0], 4 << 20);
+        assert_eq!(available([65 << 20, 0])[0], 0);
+    }
+}
