@@ -57,7 +57,10 @@ impl MoveCosts {
         let others = (0..self.table.len()).filter(|from| *from != to);
         let paying = others.filter_map(|from| match self.of(from, to) {
             MoveCost::Default => Some(BYTES_MIN),
-            MoveCost::Bytes(bytes) => Some(bytes.saturating_mul(TIMES_INLINE)),
+            MoveCost::Bytes(bytes) => {
+                let bytes = bytes.max(MoveCost::BYTES_MIN);
+                Some(bytes.saturating_mul(TIMES_INLINE))
+            }
             MoveCost::Never => None,
         });
         paying.max().unwrap_or(u64::MAX)
@@ -100,5 +103,15 @@ mod tests {
         // A quarter of what it costs inline.
         assert_eq!(costs.remote_ns(1, 0), 20_000.0 / (1 << 20) as f32);
         assert_eq!((costs.remote_ns(0, 2), costs.remote_ns(1, 1)), (0.0, 0.0));
+        // Few bytes make a remote byte dear, and move no thread.
+        let few = MoveCosts {
+            table: vec![
+                vec![default, MoveCost::Bytes(1 << 10)],
+                vec![never, default],
+            ],
+            ..costs
+        };
+        assert_eq!(few.bytes_min(1), 4 << 20);
+        assert_eq!(few.remote_ns(0, 1), 20_000.0 / 1024.0);
     }
 }

@@ -64,6 +64,9 @@ pub enum MoveCost {
 }
 
 impl MoveCost {
+    /// Least number of bytes that justifies a move, so that a bad measurement does not make threads move all the time.
+    pub const BYTES_MIN: u64 = 1 << 20;
+
     /// Returns the number that stands for it in the control segment: 0 for the default, else KiB, at most 2^32 - 2; 2^32 - 1 for never.
     pub fn number(self) -> u32 {
         match self {

@@ -16,8 +16,9 @@ use crate::report::{Matrix, Report};
 
 /// A remote byte that costs less than this share more than a local one counts as local: measurements scatter as much.
 const NOISE: f64 = 0.1;
-/// Bounds of what a report can set, so that a bad measurement cannot make threads move all the time.
-const BYTES: std::ops::RangeInclusive<f64> = (1 << 20) as f64..=(1_u64 << 32) as f64;
+/// Bounds of what a report can set. Migration takes the cost of a remote byte from the number, so the lower bound is below any real one. No thread
+/// moves for less than [`MoveCost::BYTES_MIN`] bytes.
+const BYTES: std::ops::RangeInclusive<f64> = (1 << 10) as f64..=(1_u64 << 32) as f64;
 
 /// Returns the remote bytes that justify a move, for each node of a thread and each node of the data: `costs[from][to]`.
 /// [`MoveCost::Default`] where the report has no figures, and for a node and itself. [`MoveCost::Never`] from a node on which no thread runs: the mount takes the largest number of a
@@ -122,7 +123,7 @@ mod tests {
         report.migration_ns[0][1] = Some(1.0);
         assert_eq!(
             move_costs(&report, &topology)[0][1],
-            MoveCost::Bytes(1 << 20)
+            MoveCost::Bytes(1 << 10)
         );
         report.migration_ns[0][1] = Some(1e10);
         assert_eq!(

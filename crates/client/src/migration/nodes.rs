@@ -59,7 +59,7 @@ impl MoveBytes {
         MoveBytes {
             bytes: table(&|cost| match cost {
                 MoveCost::Default => MOVE_COST,
-                MoveCost::Bytes(bytes) => bytes as f32,
+                MoveCost::Bytes(bytes) => bytes.max(MoveCost::BYTES_MIN) as f32,
                 MoveCost::Never => f32::INFINITY,
             }),
             remote_ns: table(&|cost| remote_ns_of(cost, move_ns)),
@@ -169,6 +169,7 @@ mod tests {
         let cost = |from, to| match (from, to) {
             (0, 1) => MoveCost::Bytes(7 << 20),
             (1, 0) => MoveCost::Never,
+            (1, 2) => MoveCost::Bytes(70 << 10),
             _ => MoveCost::Default,
         };
         let bytes = MoveBytes::new(cost, 70_000);
@@ -178,6 +179,9 @@ mod tests {
             assert_eq!(bytes.of(from, to), MOVE_COST);
         }
         assert_eq!(bytes.remote_ns(0, 1), 70_000.0 / (7 << 20) as f32);
+        // Few bytes make a remote byte dear, and move no thread.
+        assert_eq!(bytes.of(Some(1), 2), (1 << 20) as f32);
+        assert_eq!(bytes.remote_ns(1, 2), 70_000.0 / (70 << 10) as f32);
         assert_eq!((bytes.remote_ns(1, 0), bytes.remote_ns(3, 3)), (0.0, 0.0));
         let default = MoveBytes::new(|_, _| MoveCost::Default, 0).remote_ns(0, 1);
         assert!((0.04..0.06).contains(&default), "{default}");
