@@ -103,7 +103,7 @@ fn frames_go_to_the_nearest_node_with_plenty_and_leave_it_when_it_is_short() {
         let on_nodes = bytes_on_nodes(&volume, file);
         assert_eq!(on_nodes.iter().sum::<u64>(), on_nodes[node], "{on_nodes:?}");
     }
-    let _of_near = leave(NEAR, low_bytes(NEAR) / 2);
+    let _of_near = leave(NEAR, low_bytes(NEAR) - 2 * MIB);
     until("all frames of the nearest node given back", &|stat| {
         lent_frames(stat, NEAR) == 0
     });
