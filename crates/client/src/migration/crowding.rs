@@ -28,6 +28,8 @@ const MANY: f32 = 4.0;
 const SAME: f32 = 1.15;
 /// Where both nodes are full: the probability with which a thread moves to its data. Others may want to move the other way.
 const SWAP_CHANCE: f32 = 0.125;
+/// The same if the data's node has guests, which leave for their own data.
+const GUEST_CHANCE: f32 = 0.25;
 /// Smallest demand of a thread, in CPUs.
 const DEMAND_MIN: f32 = 0.01;
 
@@ -109,7 +111,7 @@ impl Room {
     }
 
     fn is_full(&self) -> bool {
-        self.spare < FULL * self.cpus
+        self.spare < (FULL * self.cpus).max(TICKS)
     }
 
     /// Returns the crowd of a full node. The scheduler evens queues out, so a node that no thread of this process has seen is assumed to be as crowded as that
@@ -193,6 +195,7 @@ pub fn arrive(lap: Option<&Lap>, here: Option<Room>, there: Option<Candidate>) -
         && let Some(here) = here.filter(|here| here.is_full() && there.room.is_full())
     {
         return match is_worth_in_crowd(lap, &there) || is_swap(lap, here, there.room) {
+            true if there.room.has_guests => GUEST_CHANCE,
             true => SWAP_CHANCE,
             false => 0.0,
         };
@@ -226,7 +229,13 @@ fn is_worth_in_crowd(lap: Option<&Lap>, there: &Candidate) -> bool {
 fn is_swap(lap: Option<&Lap>, here: Room, there: Room) -> bool {
     let Some(lap) = lap else { return true };
     let may_go = there.has_guests || lap.crowd() * here.cpus >= MANY;
-    may_go && there.crowd_beside(lap) <= SAME * lap.crowd()
+    // A guest is one thread less there when it has gone.
+    let guest = if there.has_guests {
+        1.0 / there.cpus.max(1.0)
+    } else {
+        0.0
+    };
+    may_go && there.crowd_beside(lap) - guest <= SAME * lap.crowd()
 }
 
 /// Random numbers of one thread.

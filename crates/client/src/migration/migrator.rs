@@ -48,10 +48,11 @@ const LOST: f32 = 0.25;
 pub const HOLD_MIN: u64 = 250 * MS;
 /// Longest delay before the next move.
 pub const HOLD_MAX: u64 = 16_000 * MS;
-/// Nudges to one node, each within `NUDGED_SOON` of the one before, after which the next move holds the thread.
+/// Nudges to one node after which a thread did not stay. After so many, the next move holds the thread.
 pub const NUDGES: u32 = 3;
-/// See [`NUDGES`].
-const NUDGED_SOON: u64 = 4_000 * MS;
+/// A thread did not stay if it was with its data for less than this many times the time for which it was away afterwards. Where all CPUs are busy, a thread
+/// may have to wait for seconds until it may come back.
+const STAY: u64 = 16;
 /// A held thread that has used nothing for this long is released.
 pub const IDLE: u64 = 1_000 * MS;
 /// Time between two checks of a held thread's mask, and the shortest lap.
@@ -131,6 +132,8 @@ pub struct Migrator {
     not_before: u64,
     hold: u64,
     last_move: u64,
+    /// When the thread was first seen away from its data after the last move.
+    missed: Option<u64>,
     /// A node on which the thread could not be held, and the time of the next attempt.
     refused: (usize, u64),
     /// The node of the last nudge, and the number of nudges to it in a row.
@@ -163,6 +166,7 @@ impl Migrator {
             not_before: 0,
             hold: HOLD_MIN,
             last_move: 0,
+            missed: None,
             refused: (NOWHERE, 0),
             nudged: (NOWHERE, 0),
             lap: LapBegin {
@@ -216,14 +220,23 @@ impl Migrator {
         }
     }
 
-    /// Releases a held thread that has used nothing for [`IDLE`].
+    /// Releases a held thread that has used nothing for [`IDLE`]. The time in which it waited for a CPU does not count.
     pub fn release_if_idle(&mut self, now: u64, world: &mut impl World) {
-        if self
-            .held
-            .is_some_and(|held| now.saturating_sub(held.used) > IDLE)
-        {
+        let Some(held) = self.held else { return };
+        let unused = now.saturating_sub(held.used);
+        if unused > IDLE && unused.saturating_sub(self.waited_in_lap(world)) > IDLE {
             self.release(world);
         }
+    }
+
+    /// Returns how long the thread has waited for a CPU since the begin of the lap.
+    fn waited_in_lap(&self, world: &mut impl World) -> u64 {
+        let waited = |times: ThreadTimes| times.waited_ns;
+        let begin = self.lap.times.map(waited);
+        let now = world.times().map(waited);
+        begin
+            .zip(now)
+            .map_or(0, |(begin, now)| now.saturating_sub(begin))
     }
 
     /// Adds bytes at `node` to the window: those used while the thread ran on that node (`local`), and elsewhere (`remote`).
@@ -266,12 +279,14 @@ impl Migrator {
         }
         // Whether this move succeeds or not, the next attempt waits.
         self.not_before = now + HOLD_MIN;
+        let missed = *self.missed.get_or_insert(now);
         let here = world.here();
         if !self.may_arrive(now, node, here, world) {
             self.away_from = Some(node);
             return;
         }
-        let again = self.nudged.0 == node && now - self.last_move < NUDGED_SOON;
+        let away = (now - missed).max(HOLD_MIN);
+        let again = self.nudged.0 == node && missed - self.last_move < STAY * away;
         let nudges = if again { self.nudged.1 } else { 0 };
         if !self.narrow(now, node, false, world) {
             return;
@@ -339,6 +354,7 @@ impl Migrator {
         };
         if here == home {
             self.away_from = None;
+            self.missed = None;
         }
         world.saw(here, lap.crowd(), here != home);
         if self.is_held_always() || now < self.not_before || !crowding::waits(lap) {
@@ -387,6 +403,7 @@ impl Migrator {
             _ => HOLD_MIN,
         };
         self.last_move = now;
+        self.missed = None;
         self.not_before = now + self.hold;
         // Bytes that were remote before the move are not remote now.
         for used in &mut self.window {

@@ -448,3 +448,43 @@ fn threads_that_pause_together_stay_with_their_data() {
         }
     }
 }
+
+#[test]
+fn threads_that_the_kernel_scatters_again_and_again_are_with_their_data_in_the_end() {
+    for (nodes, cpus, threads) in [(4, 2, 16), (8, 1, 64), (8, 1, 16), (2, 4, 16)] {
+        for seed in 0..2 {
+            let mut machine = Machine::new(&Scene {
+                cpus: vec![cpus; nodes],
+                threads: (0..threads).map(|at| (at % nodes, 1.0)).collect(),
+                remote_ns: 0.03,
+                per_process: 64,
+                is_balanced: false,
+                seed,
+            });
+            let (mut away, mut all) = (0, 0);
+            for step in 0..12_000 {
+                // Ten times a second, two threads change places. No thread leaves the nodes of its mask.
+                if step % 10 == 0 {
+                    let [one, other] =
+                        [0; 2].map(|_| (random(&mut machine.random) * threads as f32) as usize);
+                    let nodes = [one, other].map(|at| machine.threads[at].node);
+                    for (at, node) in [(one, nodes[1]), (other, nodes[0])] {
+                        if machine.threads[at].mask[node] {
+                            machine.threads[at].node = node;
+                        }
+                    }
+                }
+                machine.step(true);
+                if step >= 9000 {
+                    away += machine.away();
+                    all += threads;
+                }
+            }
+            let share = away as f64 / all as f64;
+            assert!(
+                share < 0.03,
+                "{nodes} nodes, {threads} threads, {seed}: {share}"
+            );
+        }
+    }
+}

@@ -224,6 +224,18 @@ fn a_held_thread_is_released_when_it_uses_nothing() {
 }
 
 #[test]
+fn a_held_thread_that_waits_for_a_cpu_is_not_idle() {
+    let mut m = Machine::new();
+    let mut migrator = held(&mut m);
+    let passed = 3 * IDLE;
+    m.waited += passed - IDLE;
+    migrator.release_if_idle(m.now + passed, &mut m);
+    assert_eq!(migrator.held_on(), Some(2));
+    migrator.release_if_idle(m.now + passed + IDLE, &mut m);
+    assert_eq!((migrator.held_on(), m.mask), (None, m.own));
+}
+
+#[test]
 fn a_held_thread_is_released_when_its_files_have_policy_never() {
     let mut m = Machine::new();
     let mut migrator = held(&mut m);
