@@ -69,6 +69,11 @@ impl Lap {
         ((self.ran + self.waited) / self.ran.max(1.0)).max(1.0)
     }
 
+    /// Returns the share of the lap in which the thread waited for a CPU.
+    pub fn wait_share(&self) -> f32 {
+        (self.waited / self.elapsed.max(1.0)).clamp(0.0, 1.0)
+    }
+
     /// Returns how long the thread would wait in such a lap on a node.
     fn wait_on(&self, room: Room) -> f32 {
         let missing = self.demand() - room.spare;

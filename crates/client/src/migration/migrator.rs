@@ -33,8 +33,8 @@ pub const NOWHERE: usize = NODES;
 
 const MS: u64 = 1_000_000;
 
-/// The window decays by half in this time (nanoseconds). Threads that alternate between nodes faster than that count as using
-/// both.
+/// The window decays by half in this time (nanoseconds), in which the thread does not wait for a CPU. Threads that alternate between nodes faster than
+/// that count as using both.
 pub const HALF_LIFE: u64 = 200 * MS;
 /// Remote bytes that make a move worth its cost, if nobody has measured them ([`World::move_cost`]). A move costs 100 to 200 microseconds: the switch, and filling the caches again.
 /// A remote byte costs about 0.05 nanoseconds more than a local one (the papers: 8 to 40 % of throughput). That is 2 to 4 MiB.
@@ -209,7 +209,9 @@ impl Migrator {
     pub fn advance(&mut self, now: u64, world: &mut impl World) {
         let passed = now.saturating_sub(self.updated);
         self.updated = now;
-        let factor = (-(passed as f32) / HALF_LIFE as f32).exp2();
+        // A thread that shares its CPU with many others uses few bytes in a second. Its remote bytes cost as much as those of a fast thread.
+        let waits = self.recent_lap(now).map_or(0.0, |lap| lap.wait_share());
+        let factor = (-(passed as f32) * (1.0 - waits) / HALF_LIFE as f32).exp2();
         for used in &mut self.window {
             used.all *= factor;
             used.remote *= factor;

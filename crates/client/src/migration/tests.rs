@@ -200,6 +200,18 @@ fn a_thread_that_the_scheduler_keeps_moving_away_is_held_until_it_uses_other_dat
     assert_eq!((migrator.held_on(), m.node(), m.mask), (None, 1, m.own));
 }
 
+#[test]
+fn a_thread_that_mostly_waits_for_a_cpu_moves_after_as_many_bytes_as_another_one() {
+    for (waits, moves) in [(0, 0), (90 * MS, 1)] {
+        let (mut m, mut migrator) = (Machine::new(), Migrator::new());
+        for _ in 0..100 {
+            m.waited += waits;
+            m.uses(&mut migrator, 2, MIB, 100 * MS);
+        }
+        assert_eq!(m.moves(), moves, "it waits for {waits} of 100 ms");
+    }
+}
+
 /// Returns a migrator that holds the thread on node 2.
 fn held(m: &mut Machine) -> Migrator {
     let mut migrator = Migrator::new();
