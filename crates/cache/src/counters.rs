@@ -137,7 +137,7 @@ counters! {
     write_errors: AtomicU64, Events, "Write-backs that failed.";
     checksum_errors: AtomicU64, Pages, "Pages read from devices that did not have their checksum.";
     scrubbed_bytes: AtomicU64, Bytes, "Bytes read in the background to compare them with their checksums.";
-    spill_taken: AtomicU64, Pages, "Frames that the slice took beyond those that it got at the mount; see --spill.";
+    spill_taken: AtomicU64, Pages, "Frames that the slice took after the mount; see --spill.";
     spill_given_back: AtomicU64, Pages, "Frames that the slice gave back; see --spill.";
     spill_moved: AtomicU64, Pages, "Pages moved to other frames because theirs were given back.";
     dead_client_entries: AtomicU64, Pages, "Page table entries that were checked because a client died.";
