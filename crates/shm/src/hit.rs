@@ -185,23 +185,23 @@ impl SliceMemory {
     ) -> Option<WrittenPage> {
         let (found, entry) = self.find_in(line, key)?;
         let Found { index, state } = found;
-        if state.frame() >= self.geometry().home_frames {
-            return None;
-        }
-        let written = self.write_found(entry, found, offset, data, writer, still);
+        let home_frames = self.geometry().home_frames;
+        let written = self.write_found(entry, found, home_frames, offset, data, writer, still);
         let was_clean = written.ok()??;
         self.touch(index, self.epoch());
         let frame = state.frame();
         Some(WrittenPage { was_clean, frame })
     }
 
-    /// Writes into a page's frame as `access::try_write` does, if `still` returns true under the latch. A lookup found `found` in
-    /// `entry`.
+    /// Writes into a page's frame as `access::try_write` does, if the frame is below `frames` and `still` returns true under the latch. A lookup found
+    /// `found` in `entry`.
     #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "all differ")]
     fn write_found(
         &self,
         entry: &Entry,
         found: Found,
+        frames: u32,
         offset: usize,
         data: &[u8],
         writer: Writer<'_>,
@@ -214,7 +214,7 @@ impl SliceMemory {
         self.fetch(seen.frame(), offset, data.len());
         let has_room = || writer.can_report();
         let copy = |frame| match still() {
-            true => self.overwrite(frame, offset, data),
+            true => self.overwrite_below(frames, frame, offset, data),
             false => Err(Miss::Changed),
         };
         let written = try_write(entry, seen, writer.owner(), has_room, copy);
@@ -243,7 +243,8 @@ impl SliceMemory {
         still: impl Fn() -> bool,
     ) -> Result<WrittenPage, Miss> {
         self.until_free(key, |found, entry| {
-            let written = self.write_found(entry, found, offset, data, writer, &still)?;
+            let frames = self.geometry().frames;
+            let written = self.write_found(entry, found, frames, offset, data, writer, &still)?;
             let frame = found.state.frame();
             Ok(written.map(|was_clean| {
                 self.touch(found.index, epoch);
@@ -263,7 +264,7 @@ impl SliceMemory {
         epoch: u8,
     ) -> Result<bool, Miss> {
         self.until_free(key, |found, entry| {
-            let copy = |frame| self.overwrite(frame, offset, data);
+            let copy = |frame| self.overwrite_below(self.geometry().frames, frame, offset, data);
             let written = try_write_own(entry, found.state, owner, copy)?;
             Ok(written.inspect(|_| self.touch(found.index, epoch)))
         })

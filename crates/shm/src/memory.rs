@@ -519,13 +519,19 @@ impl SliceMemory {
     /// Copies into a frame that the caller owns. Fails as `copy_out` does.
     pub fn copy_in(&self, frame: u32, offset: usize, data: &[u8]) -> Result<(), Miss> {
         before_fill();
-        self.overwrite(frame, offset, data)
+        self.overwrite_below(self.geometry.frames, frame, offset, data)
     }
 
-    /// Copies into a frame whose latch is held.
+    /// Copies into a frame whose latch is held, and which is below `frames`: the number of all frames, or of those at home.
     #[inline(always)]
-    pub(crate) fn overwrite(&self, frame: u32, offset: usize, data: &[u8]) -> Result<(), Miss> {
-        let to = self.frame_to_write(frame, offset, data.len())?;
+    pub(crate) fn overwrite_below(
+        &self,
+        frames: u32,
+        frame: u32,
+        offset: usize,
+        data: &[u8],
+    ) -> Result<(), Miss> {
+        let to = self.frame_to_write(frames, frame, offset, data.len())?;
         // SAFETY: the bytes lie in the segment of the frames, which stays mapped while `self` lives and may be written
         // (`frame_to_write`). They cannot overlap `data`, because no code borrows the segment's bytes.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to.as_ptr(), data.len()) };
@@ -552,9 +558,15 @@ impl SliceMemory {
 
     /// Returns the same address as `frame_at`, to be written to. Panics also when this process may not write.
     #[inline(always)]
-    fn frame_to_write(&self, frame: u32, offset: usize, len: usize) -> Result<NonNull<u8>, Miss> {
+    fn frame_to_write(
+        &self,
+        frames: u32,
+        frame: u32,
+        offset: usize,
+        len: usize,
+    ) -> Result<NonNull<u8>, Miss> {
         assert!(self.is_writable(), "the segments are mapped read-only");
-        self.frame_at(self.geometry.frames, frame, offset, len)
+        self.frame_at(frames, frame, offset, len)
     }
 
     /// Zeroes a frame that the caller owns.
