@@ -411,17 +411,17 @@ mod tests {
     use crate::meter::Done;
     use crate::reach::tests::NoDaemon;
 
-    /// A worker with one operation that lasts from the warm-up to the end of the run.
-    struct Long(&'static Phases<'static>);
+    /// A worker whose operations run this function before they count.
+    struct Fake<F>(F);
 
-    impl Worker for Long {
+    impl<F: Fn()> Worker for Fake<F> {
         fn step(&mut self, meter: &mut Meter) -> Result<Progress> {
-            self.0.begin(Phase::Measure);
-            self.0.begin(Phase::Stop);
+            let began = Instant::now();
+            (self.0)();
             meter.count(Done {
                 read_bytes: 4096,
                 written_bytes: 0,
-                began: Instant::now(),
+                began,
             });
             Ok(Progress::More)
         }
@@ -443,7 +443,13 @@ mod tests {
         phases.begin(Phase::WarmUp);
         let each = Thread {
             seat: Seat::default(),
-            make: Box::new(|| Ok(Box::new(Long(phases)) as Box<dyn Worker>)),
+            make: Box::new(|| {
+                // One operation lasts from the warm-up to the end of the run.
+                Ok(Box::new(Fake(|| {
+                    phases.begin(Phase::Measure);
+                    phases.begin(Phase::Stop);
+                })) as Box<dyn Worker>)
+            }),
             counts: true,
         };
         let (tell, _events) = channel();
@@ -452,35 +458,12 @@ mod tests {
         assert!(stopping.load(Ordering::Relaxed));
     }
 
-    /// A worker whose operations each last longer than the measurement.
-    struct Slow;
-
-    impl Worker for Slow {
-        fn step(&mut self, meter: &mut Meter) -> Result<Progress> {
-            let began = Instant::now();
-            thread::sleep(4 * LOOK);
-            meter.count(Done {
-                read_bytes: 4096,
-                written_bytes: 0,
-                began,
-            });
-            Ok(Progress::More)
-        }
-
-        fn frames(&self) -> &Frames {
-            &Frames::Unknown
-        }
-
-        fn confirm(&self) -> Result<Option<bool>> {
-            Ok(None)
-        }
-    }
-
     #[test]
     fn a_measurement_counts_an_operation_however_short_it_is() {
         let slow = |counts| Thread {
             seat: Seat::default(),
-            make: Box::new(|| Ok(Box::new(Slow) as Box<dyn Worker>)),
+            // Each operation lasts longer than the measurement.
+            make: Box::new(|| Ok(Box::new(Fake(|| thread::sleep(4 * LOOK))) as Box<dyn Worker>)),
             counts,
         };
         let outcome = run(
