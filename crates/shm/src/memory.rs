@@ -522,7 +522,8 @@ impl SliceMemory {
         self.overwrite_below(self.geometry.frames, frame, offset, data)
     }
 
-    /// Copies into a frame whose latch is held, and which is below `frames`: the number of all frames, or of those at home.
+    /// Copies into a frame whose latch is held, and which is below `frames`: the number of all frames, or of those at home. Panics when this process may not
+    /// write.
     #[inline(always)]
     pub(crate) fn overwrite_below(
         &self,
@@ -531,9 +532,9 @@ impl SliceMemory {
         offset: usize,
         data: &[u8],
     ) -> Result<(), Miss> {
-        let to = self.frame_to_write(frames, frame, offset, data.len())?;
-        // SAFETY: the bytes lie in the segment of the frames, which stays mapped while `self` lives and may be written
-        // (`frame_to_write`). They cannot overlap `data`, because no code borrows the segment's bytes.
+        assert!(self.is_writable(), "the segments are mapped read-only");
+        let to = self.frame_at(frames, frame, offset, data.len())?;
+        // SAFETY: the bytes lie in the segment of the frames (`frame_at`), which stays mapped while `self` lives and may be written (checked). They cannot overlap `data`, because no code borrows the segment's bytes.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to.as_ptr(), data.len()) };
         Ok(())
     }
@@ -554,19 +555,6 @@ impl SliceMemory {
         }
         // SAFETY: the segment of the frames has room for `frames` frames (`create`, `attach`), and the bytes lie in one of them.
         Ok(unsafe { self.begins.frames.add(frame as usize * PAGE + offset) })
-    }
-
-    /// Returns the same address as `frame_at`, to be written to. Panics also when this process may not write.
-    #[inline(always)]
-    fn frame_to_write(
-        &self,
-        frames: u32,
-        frame: u32,
-        offset: usize,
-        len: usize,
-    ) -> Result<NonNull<u8>, Miss> {
-        assert!(self.is_writable(), "the segments are mapped read-only");
-        self.frame_at(frames, frame, offset, len)
     }
 
     /// Zeroes a frame that the caller owns.
