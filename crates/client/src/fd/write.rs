@@ -145,6 +145,8 @@ fn write_at(
                 match written {
                     Ok(written) => return Some(written),
                     Err(failed) => {
+                        // The kernel makes the write, or the rest of it, and counts its pages.
+                        thread.spilled.take();
                         kept = failed.kept;
                         failed.why
                     }
@@ -211,23 +213,6 @@ fn attach_writable(
 }
 
 fn write_inline<'a>(
-    thread: &Thread,
-    open: &OpenFd,
-    facts: &Facts,
-    file: &InlineFile<'a>,
-    data: Data<'_, '_>,
-    at: u64,
-) -> std::result::Result<Written, Failed<'a>> {
-    let written = try_write_inline(thread, open, facts, file, data, at);
-    if written.is_err() {
-        // The kernel makes the write, or the rest of it, and counts its pages.
-        thread.spilled.take();
-    }
-    written
-}
-
-#[inline]
-fn try_write_inline<'a>(
     thread: &Thread,
     open: &OpenFd,
     facts: &Facts,

@@ -48,9 +48,9 @@ const LOST: f32 = 0.25;
 pub const HOLD_MIN: u64 = 250 * MS;
 /// Longest delay before the next move.
 pub const HOLD_MAX: u64 = 16_000 * MS;
-/// Nudges to one node after which a thread did not stay. After so many, the next move holds the thread.
+/// Number of nudges to one node, after each of which the kernel has moved the thread away too soon (`STAY`). After these, the next move holds the thread.
 pub const NUDGES: u32 = 3;
-/// A thread did not stay if it was with its data for less than this many times the time for which it was away afterwards. Where all CPUs are busy, a thread
+/// The kernel has moved a thread away too soon if the thread was with its data for less than this many times the time for which it was away afterwards. Where all CPUs are busy, a thread
 /// may have to wait for seconds until it may come back.
 const STAY: u64 = 16;
 /// A held thread that has used nothing for this long is released.

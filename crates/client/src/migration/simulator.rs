@@ -394,18 +394,26 @@ fn threads_come_back_when_there_is_room() {
     }
 }
 
+/// Returns a scene in which each node has as much data and as many threads as every other one.
+fn spread(nodes: usize, cpus: u32, threads: usize, seed: u64) -> Scene {
+    Scene {
+        cpus: vec![cpus; nodes],
+        threads: (0..threads).map(|at| (at % nodes, 1.0)).collect(),
+        remote_ns: 0.03,
+        per_process: 64,
+        is_balanced: false,
+        seed,
+    }
+}
+
 #[test]
 fn threads_that_have_each_others_cpus_swap_them() {
     for seed in 0..8 {
         for (nodes, cpus) in [(8, 1), (2, 1), (4, 2)] {
             let threads = nodes * cpus as usize;
             let mut machine = Machine::new(&Scene {
-                cpus: vec![cpus; nodes],
-                threads: (0..threads).map(|at| (at % nodes, 1.0)).collect(),
-                remote_ns: 0.03,
-                per_process: 64,
                 is_balanced: true,
-                seed,
+                ..spread(nodes, cpus, threads, seed)
             });
             // The threads know how full the nodes are. Then each is on the node beside that of its data.
             for _ in 0..3 {
@@ -426,14 +434,7 @@ fn threads_that_pause_together_stay_with_their_data() {
     for seed in 0..2 {
         for (nodes, cpus, threads) in [(4, 2, 16), (8, 1, 64), (2, 4, 32)] {
             for pause_steps in [70, 300] {
-                let mut machine = Machine::new(&Scene {
-                    cpus: vec![cpus; nodes],
-                    threads: (0..threads).map(|at| (at % nodes, 1.0)).collect(),
-                    remote_ns: 0.03,
-                    per_process: 64,
-                    is_balanced: false,
-                    seed,
-                });
+                let mut machine = Machine::new(&spread(nodes, cpus, threads, seed));
                 // Each node has at least twice as many threads as CPUs. After a pause, the last reading of the CPUs' times has idle time.
                 for _ in 0..10 {
                     machine.is_paused = true;
@@ -453,14 +454,7 @@ fn threads_that_pause_together_stay_with_their_data() {
 fn threads_that_the_kernel_scatters_again_and_again_are_with_their_data_in_the_end() {
     for (nodes, cpus, threads) in [(4, 2, 16), (8, 1, 64), (8, 1, 16), (2, 4, 16)] {
         for seed in 0..2 {
-            let mut machine = Machine::new(&Scene {
-                cpus: vec![cpus; nodes],
-                threads: (0..threads).map(|at| (at % nodes, 1.0)).collect(),
-                remote_ns: 0.03,
-                per_process: 64,
-                is_balanced: false,
-                seed,
-            });
+            let mut machine = Machine::new(&spread(nodes, cpus, threads, seed));
             let (mut away, mut all) = (0, 0);
             for step in 0..12_000 {
                 // Ten times a second, two threads change places. No thread leaves the nodes of its mask.

@@ -58,7 +58,7 @@ impl Spilled {
         }
     }
 
-    /// Forgets what was noted, and notes what an attempt has accessed.
+    /// Replaces the counts by those of an attempt.
     pub fn set(&self, attempt: &Spilled) {
         self.near.set(attempt.near.get());
         self.far.set(attempt.far.get());
