@@ -29,8 +29,6 @@ pub(crate) struct Frames {
     leaving: HashMap<u32, u32>,
     /// Leaving ranges that became empty after the last `take_emptied`.
     emptied: Vec<u32>,
-    /// For each spill range, whether it has memory.
-    has_memory: Vec<bool>,
 }
 
 impl Frames {
@@ -52,7 +50,6 @@ impl Frames {
             geometry,
             leaving: HashMap::new(),
             emptied: vec![],
-            has_memory: vec![false; geometry.spill_ranges() as usize],
         };
         (0..geometry.home_frames).for_each(|frame| frames.set_free(frame));
         for frame in geometry.home_frames..geometry.frames {
@@ -137,12 +134,13 @@ impl Frames {
                 self.set_free(frame);
             }
         }
-        self.has_memory[range as usize] = true;
     }
 
     /// Returns whether a spill range has memory, or at least one of its frames may have some.
     pub fn has_memory(&self, range: u32) -> bool {
-        self.has_memory[range as usize]
+        // All frames of a range are absent, or none is, unless it leaves.
+        let first = self.geometry.spill_range(range).start;
+        self.leaving.contains_key(&range) || !self.is_absent(first)
     }
 
     /// Begins to empty a spill range. Its free frames become absent now, and its used frames when the slice releases them.
@@ -176,6 +174,11 @@ impl Frames {
         self.leaving.get(&range).copied().unwrap_or(0)
     }
 
+    /// Returns how many frames of all leaving ranges are used.
+    pub fn used_of_all_leaving(&self) -> u32 {
+        self.leaving.values().sum()
+    }
+
     /// Returns the leaving ranges that became empty since the last call. The caller may free their memory.
     pub fn take_emptied(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.emptied)
@@ -190,7 +193,6 @@ impl Frames {
     pub fn end_leaving(&mut self, range: u32) {
         let used = self.leaving.remove(&range);
         assert_eq!(used, Some(0), "a page is in the range");
-        self.has_memory[range as usize] = false;
     }
 
     /// Makes a used frame free, or absent.

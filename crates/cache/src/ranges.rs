@@ -10,8 +10,7 @@ use crate::giving_back::{GivingBack, Partly};
 use crate::scheduler::perform;
 use crate::shared::SliceShared;
 use crate::slice::Slice;
-use crate::spill::{self, Left};
-use crate::state::SliceState;
+use crate::spill;
 use crate::waiting;
 
 /// Entries that leave in one critical section.
@@ -40,10 +39,6 @@ fn search(giving: &mut GivingBack, shared: &Arc<SliceShared>, until: Instant) {
     if giving.next.is_none() {
         giving.searched = Some(Instant::now());
     }
-}
-
-fn has_lost_frames(giving: &GivingBack, state: &SliceState) -> bool {
-    spill::has_lost_frames(state, giving.ranges.keys())
 }
 
 /// Frees the memory of the leaving ranges that are empty. Returns these ranges.
@@ -107,7 +102,7 @@ fn visit(shared: &Arc<SliceShared>, entries: Vec<u32>, until: Instant, left_behi
         let mut effects = Effects::default();
         let mut state = shared.lock();
         for index in some {
-            if spill::leave(&mut state, context, *index) == Left::NotYet {
+            if !spill::leave(&mut state, context, *index) {
                 left_behind.push(*index);
             }
         }
@@ -182,7 +177,7 @@ impl Slice {
                 search(giving, shared, until);
                 if giving.next.is_none() {
                     let mut state = shared.lock();
-                    if giving.left_behind.is_empty() && has_lost_frames(giving, &state) {
+                    if giving.left_behind.is_empty() && spill::has_lost_frames(&state) {
                         state.damage.suspect(true);
                     }
                     drop(state);
@@ -191,7 +186,7 @@ impl Slice {
                 }
             } else if giving.left_behind.is_empty()
                 && giving.is_search_due()
-                && has_lost_frames(giving, &shared.lock())
+                && spill::has_lost_frames(&shared.lock())
             {
                 giving.next = Some(0);
                 continue;

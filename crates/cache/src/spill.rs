@@ -15,30 +15,15 @@ use crate::faults::OWNER_DAEMON;
 use crate::latches;
 use crate::state::SliceState;
 
-/// What happened to an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Left {
-    /// Its page is not in a range that is leaving.
-    Yes,
-    /// Its page is in use, or has no other frame to go to.
-    NotYet,
-}
-
 /// Returns whether leaving ranges have more used frames than fills, write-backs and the quarantine explain. The caller has searched the whole table, and
 /// found no page in them.
-pub(crate) fn has_lost_frames<'a>(
-    state: &SliceState,
-    leaving: impl Iterator<Item = &'a u32>,
-) -> bool {
-    let used: u32 = leaving
-        .map(|range| state.frames.used_of_leaving(*range))
-        .sum();
+pub(crate) fn has_lost_frames(state: &SliceState) -> bool {
     let recorded = state.filling.values().copied();
     let recorded = recorded.chain(state.latches.quarantined());
     let recorded = recorded.chain(state.latches.in_transfer.values().copied());
     let recorded = recorded.filter(|frame| state.frames.is_leaving(*frame));
     let recorded: HashSet<u32> = recorded.collect();
-    used as usize > recorded.len()
+    state.frames.used_of_all_leaving() as usize > recorded.len()
 }
 
 /// Returns whether the page of an entry is in a range that is leaving, as far as this can be seen.
@@ -47,36 +32,36 @@ fn is_leaving(state: &SliceState, context: &SliceContext, index: u32) -> bool {
     entry.key().is_some() && state.frames.is_leaving(entry.state().frame())
 }
 
-/// Has the page of an entry leave its frame, if the frame's range is leaving.
-pub(crate) fn leave(state: &mut SliceState, context: &SliceContext, index: u32) -> Left {
+/// Has the page of an entry leave its frame, if the frame's range is leaving. Returns false if the page is still there: it is in use, or has no other
+/// frame to go to.
+pub(crate) fn leave(state: &mut SliceState, context: &SliceContext, index: u32) -> bool {
     if !is_leaving(state, context, index) {
-        return Left::Yes;
+        return true;
     }
     let entry = context.memory.entry(index);
     let word = entry.state();
     if state.is_held(index) {
-        return Left::NotYet;
+        return false;
     }
     if word.has(Flags::LATCH) {
         // Takes the latch away if a client has held it for too long. The page then moves, and the frame is kept out of use.
         latches::want(state, context, index, word);
-        return Left::NotYet;
+        return false;
     }
     if word.has(Flags::WRITE_BACK) {
         // The slice does not write the page back, so a client has set the flag.
         entry.unmark(Flags::WRITE_BACK);
-        return Left::NotYet;
+        return false;
     }
     if !word.has(Flags::VALID) || word.has(Flags::FILL) {
         // A client has corrupted the entry.
         state.damage.suspect(true);
-        return Left::NotYet;
+        return false;
     }
-    let has_left = match word.has(Flags::DIRTY) || state.frames.free() > context.limits.free_high {
+    match word.has(Flags::DIRTY) || state.frames.free() > context.limits.free_high {
         true => move_page(state, context, index, word),
         false => drop_page(state, context, index, word),
-    };
-    if has_left { Left::Yes } else { Left::NotYet }
+    }
 }
 
 fn drop_page(state: &mut SliceState, context: &SliceContext, index: u32, word: Word) -> bool {

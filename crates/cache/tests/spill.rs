@@ -1,7 +1,6 @@
 //! Spill ranges of a slice: pages keep their bytes while ranges get and lose their memory.
 
 use std::collections::HashSet;
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -114,6 +113,14 @@ fn start(device: &Arc<dyn Device>) -> Arc<Slice> {
     Slice::start_spilling(&config, 2 * SPILL_FRAMES, devices).unwrap()
 }
 
+/// Starts the same, and fills all frames at home and a part of the first range.
+fn filled() -> Bed {
+    let bed = bed(4 * MANY);
+    bed.take(0, 0);
+    bed.fill(MANY);
+    bed
+}
+
 impl Bed {
     fn get(&self, page: u64) -> Grant {
         let (tx, rx) = mpsc::channel();
@@ -127,7 +134,7 @@ impl Bed {
         self.slice.take_range(range, Some(0), node).unwrap()
     }
 
-    /// Gives ranges back until so many pages of them are left. Returns the ranges that are gone.
+    /// Has the slice give ranges back until `left` of their frames still have memory. Returns the ranges that have lost all memory.
     fn give_back_to(&self, ranges: &[u32], left: u32) -> Vec<u32> {
         let (begun, mut gone) = (Instant::now(), vec![]);
         loop {
@@ -161,10 +168,8 @@ impl Bed {
 
     /// Returns how many pages of the ranges have memory. (The kernel unmaps those that were parts of a huge page, so page tables do not tell.)
     fn present(&self) -> u64 {
-        let segment = self.slice.memory().frames().fd().try_clone_to_owned();
-        let segment = std::fs::File::from(segment.expect("a descriptor"));
-        let blocks = segment.metadata().expect("its size").blocks();
-        blocks * 512 / PAGE as u64 - u64::from(FRAMES_MIN)
+        let allocated = self.slice.memory().allocated_frames();
+        allocated.expect("a size") - u64::from(FRAMES_MIN)
     }
 }
 
@@ -231,9 +236,7 @@ fn a_range_brings_frames_and_takes_them_along() {
 
 #[test]
 fn a_dirty_page_moves_without_write_back_and_a_reader_always_finds_it() {
-    let bed = bed(4 * MANY);
-    bed.take(0, 0);
-    bed.fill(MANY);
+    let bed = filled();
     let page = bed.spilled();
     let (key, data) = (Key::new(1, page), [7; PAGE]);
     // The page has no space reserved, so the daemon writes it.
@@ -264,9 +267,7 @@ fn a_dirty_page_moves_without_write_back_and_a_reader_always_finds_it() {
 
 #[test]
 fn a_page_in_use_keeps_its_frame_and_the_rest_of_the_range_goes() {
-    let bed = bed(4 * MANY);
-    bed.take(0, 0);
-    bed.fill(MANY);
+    let bed = filled();
     let page = bed.spilled();
     let grant = bed.get(page);
     assert!(bed.give_back_to(&[0], 1).is_empty());
@@ -286,9 +287,7 @@ fn a_page_in_use_keeps_its_frame_and_the_rest_of_the_range_goes() {
 
 #[test]
 fn a_range_without_pages_goes_at_once_beside_one_with_a_page_in_use() {
-    let bed = bed(4 * MANY);
-    bed.take(0, 0);
-    bed.fill(MANY);
+    let bed = filled();
     bed.take(1, 0);
     let grant = bed.get(bed.spilled());
     assert_eq!(bed.give_back_to(&[0, 1], 1), [1]);
@@ -301,9 +300,7 @@ fn a_range_without_pages_goes_at_once_beside_one_with_a_page_in_use() {
 
 #[test]
 fn a_page_whose_key_a_client_has_zeroed_does_not_keep_its_range() {
-    let bed = bed(4 * MANY);
-    bed.take(0, 0);
-    bed.fill(MANY);
+    let bed = filled();
     let found = bed.found(bed.spilled()).unwrap();
     let table = &bed.slice.memory().segments()[0];
     table.copy_in(found.index as usize * ENTRY_BYTES, &[0; 16]);
@@ -376,9 +373,7 @@ fn a_client_that_keeps_a_latch_keeps_one_page_until_it_is_gone() {
 
 #[test]
 fn a_page_in_a_range_counts_as_older_than_it_is() {
-    let bed = bed(4 * MANY);
-    bed.take(0, 0);
-    bed.fill(MANY);
+    let bed = filled();
     let memory = bed.slice.memory();
     let last_use = |page| Residents::last_use(memory, bed.found(page).unwrap().index);
     let (spilled, at_home) = (bed.spilled(), 0);
