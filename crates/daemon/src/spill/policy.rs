@@ -85,7 +85,7 @@ pub(super) struct View {
 pub(super) type Place = (usize, usize);
 
 impl View {
-    /// Returns the ranges with memory of a node, and what they are.
+    /// Returns the ranges that have memory of a node, each with its place.
     fn held(&self, node: usize) -> impl Iterator<Item = (Place, Held)> + '_ {
         let slices = self.slices.iter().enumerate();
         let ranges = slices.flat_map(|(slice, view)| {
@@ -142,8 +142,8 @@ impl View {
         places
     }
 
-    /// Returns how much memory slices of other nodes must give back so that the slices at home on a node can take what they want there. Returns 0 if all
-    /// that others have there would not be enough for one range.
+    /// Returns the bytes that slices of other nodes must give back to a node, so that the slices at home there can take the ranges that they want (at most
+    /// [`AT_ONCE`]). Returns 0 if one of these slices could not take even one range after all other slices had given back all memory of the node.
     fn missing_at_home(&self, node: usize) -> u64 {
         let own = self.slices.iter().filter(|slice| slice.home == node);
         let ranges = own.filter(|slice| slice.wants).flat_map(|s| &s.ranges);

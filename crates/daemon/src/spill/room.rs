@@ -35,8 +35,7 @@ impl Room {
                 if self.topology.is_virtual {
                     available_bytes = available_bytes.min(total_bytes.saturating_sub(*used));
                 }
-                #[cfg(feature = "faults")]
-                if let Some(ordered) = ordered_bytes(node.id) {
+                if let Some(ordered) = order(node.id).and_then(|order| order.parse().ok()) {
                     available_bytes = available_bytes.min(ordered);
                 }
                 NodeView {
@@ -65,25 +64,15 @@ impl Room {
 
 /// Returns whether a test has ordered that the kernel takes no memory of a node: a line `NODE refuses`.
 pub(super) fn refuses(node: NodeId) -> bool {
-    #[cfg(feature = "faults")]
-    return order(node).is_some_and(|order| order == "refuses");
-    #[cfg(not(feature = "faults"))]
-    {
-        let _ = node;
-        false
-    }
+    order(node).is_some_and(|order| order == "refuses")
 }
 
-/// Returns the available memory of a node that a test has ordered. The environment variable `JERICHO_NODE_ROOM` names a file with lines
-/// `NODE BYTES`, which is read each time. The test replaces it by a rename.
-#[cfg(feature = "faults")]
-fn ordered_bytes(node: NodeId) -> Option<u64> {
-    order(node)?.parse().ok()
-}
-
-/// Returns the order for a node.
-#[cfg(feature = "faults")]
+/// Returns what a test has ordered for a node. The environment variable `JERICHO_NODE_ROOM` names a file with lines `NODE BYTES` (its available memory) and
+/// `NODE refuses`. The daemon reads the file each time, and the test replaces it by a rename. Builds without the feature `faults` take no orders.
 fn order(node: NodeId) -> Option<String> {
+    if !cfg!(feature = "faults") {
+        return None;
+    }
     let orders = std::fs::read_to_string(std::env::var_os("JERICHO_NODE_ROOM")?).ok()?;
     orders.lines().find_map(|line| {
         let (of, order) = line.split_once(' ')?;
