@@ -4,8 +4,8 @@
 //! the bandwidth with which an emulated CPU copies on a busy host. Faster memory would be nearly free beside such a CPU, and threads would work away from
 //! their data at each short wait.
 //!
-//! A move takes as long as 1 MiB costs more there, so the daemon computes 1 MiB for each pair of nodes: the least from which a move pays. By default a thread must use 4 MiB in a few hundred milliseconds, and emulated CPUs that many
-//! threads share do not copy that much.
+//! A move takes as long as 1 MiB costs more there, so the daemon computes 1 MiB for each pair of nodes: the least from which a move pays. By default a
+//! thread must use 4 MiB in a few hundred milliseconds, and emulated CPUs that many threads share do not copy that much.
 
 use std::fs;
 use std::path::Path;
