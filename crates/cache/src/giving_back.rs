@@ -18,7 +18,9 @@ pub(crate) struct GivingBack {
     pub next: Option<u32>,
     /// When the last search ended.
     pub searched: Option<Instant>,
-    /// Entries whose pages could not leave yet.
+    /// Entries that were found and are to be visited, without a pause.
+    pub unvisited: Vec<u32>,
+    /// Entries whose pages could not leave at the last visit: they are in use, or have no other frame to go to.
     pub left_behind: Vec<u32>,
     /// The last attempt to free memory failed. The log tells only the first failure in a row.
     pub has_failed: bool,
@@ -44,6 +46,11 @@ impl Partly {
 }
 
 impl GivingBack {
+    /// Returns whether all pages that were found have left.
+    pub fn have_all_left(&self) -> bool {
+        self.unvisited.is_empty() && self.left_behind.is_empty()
+    }
+
     /// Returns whether another search may begin.
     pub fn is_search_due(&self) -> bool {
         self.searched

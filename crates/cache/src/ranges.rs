@@ -34,7 +34,8 @@ fn search(giving: &mut GivingBack, shared: &Arc<SliceShared>, until: Instant) {
         range.is_some_and(|range| giving.ranges.contains_key(&range))
     };
     let found: Vec<u32> = (first..end).filter(is_in_ranges).collect();
-    visit(shared, found, until, &mut giving.left_behind);
+    giving.unvisited.extend(found);
+    visit(giving, shared, until);
     giving.next = (end < entries).then_some(end);
     if giving.next.is_none() {
         giving.searched = Some(Instant::now());
@@ -90,20 +91,21 @@ fn release_unused(giving: &mut GivingBack, shared: &Arc<SliceShared>) {
     }
 }
 
-/// Has the pages of entries leave until a time, if they are in leaving ranges. Adds those that could not to `left_behind`.
-fn visit(shared: &Arc<SliceShared>, entries: Vec<u32>, until: Instant, left_behind: &mut Vec<u32>) {
+/// Has the pages of unvisited entries leave until a time, if they are in leaving ranges. Those that cannot leave are left behind.
+fn visit(giving: &mut GivingBack, shared: &Arc<SliceShared>, until: Instant) {
     let context = &shared.context;
+    let entries = std::mem::take(&mut giving.unvisited);
     for (at, some) in entries.chunks(AT_ONCE).enumerate() {
         // A program can make visits long, for example by latches of many pages.
         if at > 0 && Instant::now() >= until {
-            left_behind.extend(&entries[at * AT_ONCE..]);
+            giving.unvisited.extend(&entries[at * AT_ONCE..]);
             return;
         }
         let mut effects = Effects::default();
         let mut state = shared.lock();
         for index in some {
             if !spill::leave(&mut state, context, *index) {
-                left_behind.push(*index);
+                giving.left_behind.push(*index);
             }
         }
         if state.frames.free() < context.limits.free_low {
@@ -165,19 +167,22 @@ impl Slice {
             if let Entry::Vacant(vacant) = giving.ranges.entry(*range) {
                 vacant.insert(Partly::default());
                 shared.lock().frames.begin_leaving(*range);
-                // The search begins again, and finds those that were left behind, too.
+                // The search begins again, and finds the others, too.
                 giving.next = Some(0);
+                giving.unvisited.clear();
                 giving.left_behind.clear();
             }
         }
         let (until, mut pause) = (Instant::now() + time_max, PAUSE_MIN);
         let mut gone = release_emptied(giving, shared);
         while !giving.ranges.is_empty() {
-            if giving.next.is_some() {
+            if !giving.unvisited.is_empty() {
+                visit(giving, shared, until);
+            } else if giving.next.is_some() {
                 search(giving, shared, until);
                 if giving.next.is_none() {
                     let mut state = shared.lock();
-                    if giving.left_behind.is_empty() && spill::has_lost_frames(&state) {
+                    if giving.have_all_left() && spill::has_lost_frames(&state) {
                         state.damage.suspect(true);
                     }
                     drop(state);
@@ -193,8 +198,8 @@ impl Slice {
             } else {
                 std::thread::sleep(pause);
                 pause = (2 * pause).min(PAUSE_MAX);
-                let again = std::mem::take(&mut giving.left_behind);
-                visit(shared, again, until, &mut giving.left_behind);
+                giving.unvisited = std::mem::take(&mut giving.left_behind);
+                visit(giving, shared, until);
             }
             gone.extend(release_emptied(giving, shared));
             if Instant::now() >= until {

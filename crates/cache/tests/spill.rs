@@ -299,6 +299,33 @@ fn a_range_without_pages_goes_at_once_beside_one_with_a_page_in_use() {
 }
 
 #[test]
+fn pages_in_use_do_not_keep_others_from_a_visit() {
+    let bed = filled();
+    let memory = bed.slice.memory();
+    let mut in_range: Vec<(u32, u64)> = (0..MANY)
+        .filter_map(|page| {
+            let found = bed.found(page)?;
+            memory
+                .is_spilled(found.state.frame())
+                .then_some((found.index, page))
+        })
+        .collect();
+    // The search finds these pages first, more than one visit under the lock takes.
+    in_range.sort_unstable();
+    let (in_use, unused) = in_range.split_at(64);
+    assert!(unused.len() > 100, "{}", unused.len());
+    let grants: Vec<Grant> = in_use.iter().map(|(_, page)| bed.get(*page)).collect();
+    // Each call has the time for one visit only, as with many slices.
+    for _ in 0..in_range.len() {
+        assert!(bed.slice.give_back(&[0], Duration::ZERO).is_empty());
+    }
+    assert_eq!(bed.slice.frames_left(0), in_use.len() as u32);
+    drop(grants);
+    assert_eq!(bed.slice.give_back(&[], LONG), [0]);
+    assert_eq!(bed.present(), 0);
+}
+
+#[test]
 fn a_page_whose_key_a_client_has_zeroed_does_not_keep_its_range() {
     let bed = filled();
     let found = bed.found(bed.spilled()).unwrap();
