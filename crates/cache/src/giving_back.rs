@@ -43,6 +43,19 @@ impl Partly {
         *word |= bit;
         is_new
     }
+
+    /// Returns whether a frame has lost its memory.
+    pub fn has_lost(&self, at: u32) -> bool {
+        self.released[at as usize / 64] & 1 << (at % 64) != 0
+    }
+
+    /// Returns how many frames have lost their memory.
+    pub fn lost_frames(&self) -> u64 {
+        self.released
+            .iter()
+            .map(|word| u64::from(word.count_ones()))
+            .sum()
+    }
 }
 
 impl GivingBack {

@@ -1,6 +1,7 @@
 //! The part of a slice that gets memory for spill ranges and gives it back, for the daemon's policy. One thread calls all of it, except `set_on_shortage`.
 
 use std::collections::hash_map::Entry;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -228,14 +229,24 @@ impl Slice {
             let ranges = 0..geometry.spill_ranges();
             ranges.filter(|range| !frames.has_memory(*range)).collect()
         };
-        let frames_of = |range: &u32| geometry.spill_range(*range);
-        let unused: u64 = without.iter().map(|r| frames_of(r).len() as u64).sum();
-        if memory.allocated_frames()? <= u64::from(geometry.frames) - unused {
+        let without = without.into_iter().map(|range| geometry.spill_range(range));
+        let leaving = &self.shared.giving_back.lock().ranges;
+        let unused: u64 = without.clone().map(|frames| frames.len() as u64).sum();
+        let lost: u64 = leaving.values().map(Partly::lost_frames).sum();
+        if memory.allocated_frames()? <= u64::from(geometry.frames) - unused - lost {
             return Ok(false);
         }
-        for run in without.chunk_by(|a, b| a + 1 == *b) {
-            let (first, last) = (frames_of(&run[0]), frames_of(&run[run.len() - 1]));
-            memory.release_frames(first.start..last.end)?;
+        let lost = leaving.iter().flat_map(|(range, partly)| {
+            let frames = geometry.spill_range(*range);
+            let first = frames.start;
+            let lost = frames.filter(move |frame| partly.has_lost(frame - first));
+            lost.map(|frame| frame..frame + 1)
+        });
+        let mut frames: Vec<Range<u32>> = without.chain(lost).collect();
+        frames.sort_unstable_by_key(|frames| frames.start);
+        // Needs no lock: only `take_range` makes an absent frame free, and this thread calls it.
+        for run in frames.chunk_by(|a, b| a.end == b.start) {
+            memory.release_frames(run[0].start..run[run.len() - 1].end)?;
         }
         Ok(true)
     }

@@ -299,6 +299,34 @@ fn a_range_without_pages_goes_at_once_beside_one_with_a_page_in_use() {
 }
 
 #[test]
+fn memory_that_programs_allocate_in_a_leaving_range_is_freed_before_its_last_page_leaves() {
+    let bed = filled();
+    let page = bed.spilled();
+    let mut grant = bed.get(page);
+    grant.write(page, 0, &[7; PAGE]).unwrap();
+    assert!(bed.give_back_to(&[0], 1).is_empty());
+    assert_eq!(bed.present(), 1);
+    assert!(!bed.slice.release_strays().unwrap());
+    // A program that locks its memory allocates the whole range.
+    let memory = bed.slice.memory();
+    for frame in memory.geometry().spill_range(0) {
+        memory.copy_out(frame, 0, &mut [1]).unwrap();
+    }
+    assert_eq!(bed.present(), u64::from(SPILL_FRAMES));
+    // No page leaves in this call.
+    assert!(bed.slice.give_back(&[], Duration::ZERO).is_empty());
+    assert!(bed.slice.release_strays().unwrap());
+    assert_eq!(bed.present(), 1);
+    assert!(!bed.slice.release_strays().unwrap());
+    let mut out = [1; PAGE];
+    grant.read(page, 0, &mut out).unwrap();
+    assert_eq!(out, [7; PAGE]);
+    drop(grant);
+    assert_eq!(bed.slice.give_back(&[], LONG), [0]);
+    assert_eq!(bed.present(), 0);
+}
+
+#[test]
 fn pages_in_use_do_not_keep_others_from_a_visit() {
     let bed = filled();
     let memory = bed.slice.memory();
