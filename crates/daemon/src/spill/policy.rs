@@ -143,8 +143,12 @@ impl View {
     }
 
     /// Returns the bytes that slices of other nodes must give back to a node, so that the slices at home there can take the ranges that they want (at most
-    /// [`AT_ONCE`]). Returns 0 if one of these slices could not take even one range after all other slices had given back all memory of the node.
+    /// [`AT_ONCE`]). Returns 0 if one of these slices could not take even one range after all other slices had given back all memory of the node, or
+    /// while the node refuses memory.
     fn missing_at_home(&self, node: usize) -> u64 {
+        if self.nodes[node].is_refusing {
+            return 0;
+        }
         let own = self.slices.iter().filter(|slice| slice.home == node);
         let ranges = own.filter(|slice| slice.wants).flat_map(|s| &s.ranges);
         let wanted = ranges.filter(|range| range.is_none()).take(AT_ONCE).count() as u64;
@@ -359,6 +363,13 @@ mod tests {
         view.nodes[1].available_bytes = own_bytes;
         let given = view.to_give_back();
         assert_eq!(given.len(), AT_ONCE);
+        // The slice at home would not get the memory.
+        view.nodes[1].is_refusing = true;
+        assert!(view.to_give_back().is_empty());
+        view.nodes[1].available_bytes = GIB - RANGE_BYTES;
+        assert!(!view.to_give_back().is_empty(), "the node itself is low");
+        view.nodes[1].available_bytes = own_bytes;
+        view.nodes[1].is_refusing = false;
         assert!(given.iter().all(|(slice, _)| *slice == 0));
         // The slice takes at home what there is, and the other slice does not take it again.
         for (slice, range) in given {
