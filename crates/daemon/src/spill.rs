@@ -200,6 +200,17 @@ impl Spiller {
         slices: impl IntoIterator<Item = (Arc<Slice>, NodeId)>,
         topology: &Topology,
     ) -> io::Result<Arc<Spiller>> {
+        let spiller = Arc::new(Spiller::new(slices, topology));
+        if !spiller.rounds.lock().slices.is_empty() {
+            let (this, bell) = (Arc::downgrade(&spiller), spiller.bell.clone());
+            let thread = service::spawn("spill", move || run(&this, &bell))?;
+            *spiller.thread.lock() = Some(thread);
+        }
+        Ok(spiller)
+    }
+
+    /// Does the same as `start`, without the thread.
+    fn new(slices: impl IntoIterator<Item = (Arc<Slice>, NodeId)>, topology: &Topology) -> Spiller {
         let (bell, room) = (Arc::new(Bell::default()), Room::new(topology));
         let mut home_bytes = vec![0; topology.nodes.len()];
         let mut spilling = vec![];
@@ -219,8 +230,7 @@ impl Spiller {
                 home,
             });
         }
-        let has_thread = !spilling.is_empty();
-        let spiller = Arc::new(Spiller {
+        Spiller {
             rounds: Mutex::new(Rounds {
                 slices: spilling,
                 ..Rounds::default()
@@ -231,13 +241,7 @@ impl Spiller {
             home_bytes: Mutex::new(home_bytes),
             bell,
             thread: Mutex::default(),
-        });
-        if has_thread {
-            let (this, bell) = (Arc::downgrade(&spiller), spiller.bell.clone());
-            let thread = service::spawn("spill", move || run(&this, &bell))?;
-            *spiller.thread.lock() = Some(thread);
         }
-        Ok(spiller)
     }
 
     /// Ends the thread. The ranges keep their memory until the slices end.
@@ -278,10 +282,12 @@ impl Spiller {
             view = self.view(rounds);
         }
         let mut has_failed = false;
+        let mut taken = vec![0; rounds.slices.len()];
         // Repeated with fewer nodes, if the kernel refuses memory of one.
         loop {
-            for (slice, wants) in view.slices.iter_mut().zip(&wants) {
-                slice.wants |= wants;
+            for (at, slice) in view.slices.iter_mut().enumerate() {
+                slice.wants |= wants[at];
+                slice.taken = taken[at];
             }
             let refused_before = rounds.refused.len();
             for ((slice, range), node) in view.take() {
@@ -289,7 +295,10 @@ impl Spiller {
                     continue;
                 }
                 match self.take(&mut rounds.slices[slice], range, node) {
-                    Ok(true) => continue,
+                    Ok(true) => {
+                        taken[slice] += 1;
+                        continue;
+                    }
                     Ok(false) => {}
                     Err(error) => {
                         if !rounds.has_failed && !has_failed {
@@ -355,6 +364,7 @@ impl Spiller {
         let view_of = |spilling: &Spilling| SliceView {
             home: spilling.home,
             wants: spilling.slice.take_wish(),
+            taken: 0,
             ranges: spilling.ranges.clone(),
         };
         let nodes = self.topology.nodes.iter();

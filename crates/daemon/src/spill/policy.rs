@@ -66,6 +66,8 @@ pub(super) struct SliceView {
     pub home: usize,
     /// It has needed frames since the last round.
     pub wants: bool,
+    /// Ranges that it has taken in this round.
+    pub taken: usize,
     /// Its spill ranges; `None` without memory.
     pub ranges: Vec<Option<Held>>,
 }
@@ -179,13 +181,13 @@ impl View {
         (held.node != view.home).then_some((slice, range))
     }
 
-    /// Chooses memory for ranges of the slices that want it, and notes it in the view. Returns the ranges, each with its node.
+    /// Chooses memory for ranges of the slices that want it, and notes it in the view, but not in `taken`. Returns the ranges, each with its node.
     pub fn take(&mut self) -> Vec<(Place, usize)> {
         let nodes = 0..self.nodes.len();
         let mut lent_bytes: Vec<u64> = nodes.map(|node| self.lent_bytes(node)).collect();
         let mut taken = vec![];
         for slice in 0..self.slices.len() {
-            for _ in 0..AT_ONCE {
+            for _ in self.slices[slice].taken..AT_ONCE {
                 let Some((place, node)) = self.next_of(slice, &lent_bytes) else {
                     break;
                 };
@@ -251,6 +253,7 @@ mod tests {
         let slice = |home: &usize| SliceView {
             home: *home,
             wants: true,
+            taken: 0,
             ranges: vec![None; ranges],
         };
         View {

@@ -1,4 +1,110 @@
+//! The plan of a mount, and rounds without their thread.
+
+use std::sync::mpsc;
+
+use jericho_cache::{Config, Error, Grant, Intent, Object, PagePlace, PageRun};
+
 use super::*;
+
+const MIB: u64 = 1 << 20;
+const LONG: Duration = Duration::from_secs(60);
+
+/// An object of zeros.
+struct Zeros;
+
+impl Object for Zeros {
+    fn id(&self) -> u64 {
+        1
+    }
+    fn slice_of(&self, _page: u64) -> u16 {
+        0
+    }
+    fn resolve(&self, _first: u64, count: u32, out: &mut Vec<PageRun>) -> Result<(), Error> {
+        out.push(PageRun {
+            pages: count,
+            place: PagePlace::Hole,
+        });
+        Ok(())
+    }
+    fn allocate(&self, _: u64, _: u32, _: &mut Vec<PageRun>) -> Result<(), Error> {
+        panic!("no page is dirty");
+    }
+    fn written(&self, _: u64, _: u32) {}
+    fn write_failed(&self, _: u64, _: u32, _: &Error) {}
+}
+
+/// A slice at home on node 0, which has 64 MiB, and the rounds for it.
+struct Bed {
+    slice: Arc<Slice>,
+    spiller: Spiller,
+}
+
+impl Bed {
+    /// Returns a slice with the smallest number of frames at home, and `ranges` ranges. `others`: the nodes beside node 0, as in a topology file.
+    fn new(ranges: u32, others: &str, change: impl FnOnce(&mut Topology)) -> Bed {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("topology");
+        let nodes = format!("node 0 cpus=0 memory=64M\n{others}");
+        std::fs::write(&file, nodes).unwrap();
+        let mut topology = Topology::from_spec(file.to_str().unwrap()).unwrap();
+        change(&mut topology);
+        let config = Config {
+            id: 0,
+            frames: FRAMES_MIN,
+            kernel_node: topology.nodes[0].kernel_node,
+            cpus: vec![],
+            dirty_age: Duration::from_secs(3600),
+        };
+        let slice = Slice::start_spilling(&config, ranges * SPILL_FRAMES, &[]).unwrap();
+        let spiller = Spiller::new([(slice.clone(), NodeId(0))], &topology);
+        Bed { slice, spiller }
+    }
+
+    /// Says how much of node 0 is available from now on, while no range has memory of it.
+    fn leave_at_home(&self, available_bytes: u64) {
+        self.spiller.home_bytes.lock()[0] = 64 * MIB - available_bytes;
+    }
+
+    fn get(&self, page: u64) -> Grant {
+        let (tx, rx) = mpsc::channel();
+        let done = move |grant: Result<Grant, Error>| tx.send(grant).unwrap_or(());
+        let object: Arc<dyn Object> = Arc::new(Zeros);
+        self.slice.get(&object, page, 1, Intent::Read, done);
+        rx.recv_timeout(LONG).expect("an answer").expect("a page")
+    }
+
+    /// Returns the memory that the ranges have.
+    fn ranges(&self) -> Vec<Option<Held>> {
+        self.spiller.rounds.lock().slices[0].ranges.clone()
+    }
+}
+
+#[test]
+fn a_slice_takes_no_more_in_a_round_when_a_node_refuses() {
+    let others = "node 1 memory=1G\nnode 2 memory=1G\n";
+    // The kernel knows no such node, and refuses its memory.
+    let bed = Bed::new(40, others, |topology| {
+        topology.nodes[1].kernel_node = Some(1000);
+    });
+    for page in 0..2 * u64::from(FRAMES_MIN) {
+        drop(bed.get(page));
+    }
+    let begun = Instant::now();
+    while !bed.spiller.bell.signals.lock().is_wanted {
+        assert!(begun.elapsed() < LONG, "the slice never needs frames");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Its node has room for eight ranges, beside the three thirty-seconds that it keeps.
+    bed.leave_at_home((6 + 8 * 2 + 1) * MIB);
+    assert!(bed.spiller.round());
+    let nodes: Vec<usize> = bed
+        .ranges()
+        .iter()
+        .flatten()
+        .map(|held| held.node)
+        .collect();
+    assert_eq!(nodes, [[0; 8], [2; 8]].concat());
+}
 
 #[test]
 fn slices_at_home_on_one_node_share_its_room() {
