@@ -103,6 +103,8 @@ struct Spilling {
     /// The node that gives the slice memory at home.
     home: usize,
     ranges: Vec<Option<Held>>,
+    /// Its range that leaves so that the slice can take memory at home for it. A page in use may keep the range for some rounds.
+    comes_home: Option<usize>,
 }
 
 /// What the rounds of the thread share.
@@ -134,6 +136,13 @@ impl Spilling {
                 held.bytes = u64::from(self.slice.frames_left(range)) * PAGE_BYTES;
             }
         }
+    }
+
+    /// Forgets the range that comes home once it has left. If no node has given memory for it by then, it waits until the slice needs frames.
+    fn end_coming_home(&mut self) {
+        let (held, comes_home) = (&self.ranges, self.comes_home);
+        self.comes_home =
+            comes_home.filter(|range| held[*range].is_some_and(|held| held.is_leaving));
     }
 
     /// Returns how many frames are in ranges on each node.
@@ -228,6 +237,7 @@ impl Spiller {
                 ranges: vec![None; geometry.spill_ranges() as usize],
                 slice,
                 home,
+                comes_home: None,
             });
         }
         Spiller {
@@ -268,15 +278,16 @@ impl Spiller {
         }
         rounds.refused.retain(|_, at| at.elapsed() < REFUSED);
         let mut view = self.view(rounds);
-        let mut wants: Vec<bool> = view.slices.iter().map(|slice| slice.wants).collect();
+        let wants: Vec<bool> = view.slices.iter().map(|slice| slice.wants).collect();
         for (slice, range) in view.to_give_back() {
             if let Some(held) = &mut rounds.slices[slice].ranges[range] {
                 held.is_leaving = true;
             }
         }
-        // What comes home has to be taken there, also without a wish.
-        for (slice, wants) in wants.iter_mut().enumerate() {
-            *wants |= view.to_bring_home(slice).is_some();
+        for (slice, spilling) in rounds.slices.iter_mut().enumerate() {
+            if let Some((_, range)) = view.to_bring_home(slice) {
+                spilling.comes_home = Some(range);
+            }
         }
         if self.give_back(&mut rounds.slices) {
             view = self.view(rounds);
@@ -318,6 +329,9 @@ impl Spiller {
             view = self.view(rounds);
         }
         rounds.has_failed = has_failed;
+        for spilling in &mut rounds.slices {
+            spilling.end_coming_home();
+        }
         let slices = &rounds.slices;
         let shown = slices.iter().map(|s| (s.slice.id(), s.frames_by_node()));
         *self.shown.lock() = shown.collect();
@@ -364,6 +378,7 @@ impl Spiller {
         let view_of = |spilling: &Spilling| SliceView {
             home: spilling.home,
             wants: spilling.slice.take_wish(),
+            comes_home: spilling.comes_home,
             taken: 0,
             ranges: spilling.ranges.clone(),
         };

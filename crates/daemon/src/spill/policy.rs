@@ -66,10 +66,23 @@ pub(super) struct SliceView {
     pub home: usize,
     /// It has needed frames since the last round.
     pub wants: bool,
+    /// Its range that it gives back to take memory at home for it. It takes this memory also without a need.
+    pub comes_home: Option<usize>,
     /// Ranges that it has taken in this round.
     pub taken: usize,
     /// Its spill ranges; `None` without memory.
     pub ranges: Vec<Option<Held>>,
+}
+
+impl SliceView {
+    /// Returns the range for which the slice takes memory next.
+    fn next_range(&self) -> Option<usize> {
+        if self.wants {
+            return self.ranges.iter().position(Option::is_none);
+        }
+        self.comes_home
+            .filter(|range| self.ranges[*range].is_none())
+    }
 }
 
 /// What a round sees.
@@ -203,11 +216,7 @@ impl View {
     /// Chooses memory for one range of a slice.
     fn next_of(&mut self, slice: usize, lent_bytes: &[u64]) -> Option<(Place, usize)> {
         let view = &self.slices[slice];
-        if !view.wants {
-            return None;
-        }
-        let range = view.ranges.iter().position(Option::is_none)?;
-        let home = view.home;
+        let (home, range) = (view.home, view.next_range()?);
         let mut nodes: Vec<usize> = (0..self.nodes.len()).collect();
         nodes.sort_by_key(|node| (*node != home, self.distances[home][*node], *node));
         let node = nodes
@@ -253,6 +262,7 @@ mod tests {
         let slice = |home: &usize| SliceView {
             home: *home,
             wants: true,
+            comes_home: None,
             taken: 0,
             ranges: vec![None; ranges],
         };
@@ -400,9 +410,17 @@ mod tests {
         assert_eq!(nodes_of(&view, 0)[range], Some(0));
         // Also without a wish.
         view.slices[0].wants = false;
-        assert_eq!(view.to_give_back().len(), 1);
+        let [(0, range)] = view.to_give_back()[..] else {
+            panic!("one range comes home");
+        };
         view.nodes[0].is_refusing = true;
         assert!(view.to_give_back().is_empty());
+        view.nodes[0].is_refusing = false;
+        view.slices[0].comes_home = Some(range);
+        assert!(view.take().is_empty(), "it has memory");
+        view.slices[0].ranges = vec![None; 3];
+        assert_eq!(view.take(), [((0, range), 0)]);
+        assert!(view.take().is_empty(), "no other range");
     }
 
     #[test]

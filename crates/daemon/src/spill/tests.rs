@@ -4,6 +4,7 @@ use std::sync::mpsc;
 
 use jericho_cache::{Config, Error, Grant, Intent, Object, PagePlace, PageRun};
 
+use super::policy::RANGE_BYTES;
 use super::*;
 
 const MIB: u64 = 1 << 20;
@@ -77,6 +78,45 @@ impl Bed {
     fn ranges(&self) -> Vec<Option<Held>> {
         self.spiller.rounds.lock().slices[0].ranges.clone()
     }
+}
+
+#[test]
+fn a_range_comes_home_also_when_a_page_in_use_has_kept_it_for_a_round() {
+    let bed = Bed::new(1, "node 1 memory=1G\n", |_| {});
+    bed.leave_at_home(0);
+    {
+        let rounds = &mut *bed.spiller.rounds.lock();
+        assert!(bed.spiller.take(&mut rounds.slices[0], 0, 1).unwrap());
+    }
+    // The last page is in the range. All frames at home become free again, so that the slice needs none.
+    let last = u64::from(FRAMES_MIN);
+    let grants: Vec<Grant> = (0..=last).map(|page| bed.get(page)).collect();
+    let grant = grants.into_iter().next_back();
+    let (tx, rx) = mpsc::channel();
+    let done = Box::new(move |done| tx.send(done).unwrap_or(()));
+    bed.slice.invalidate(Zeros.id(), 0..last, done);
+    rx.recv_timeout(LONG).expect("an answer").expect("no pages");
+    bed.leave_at_home(56 * MIB);
+    assert!(bed.spiller.round());
+    let one_page = Held {
+        node: 1,
+        is_leaving: true,
+        bytes: PAGE_BYTES,
+    };
+    assert_eq!(bed.ranges(), [Some(one_page)]);
+    drop(grant);
+    let begun = Instant::now();
+    while bed.ranges() == [Some(one_page)] {
+        assert!(begun.elapsed() < LONG, "the page never leaves");
+        assert!(!bed.slice.take_wish(), "it needs frames");
+        bed.spiller.round();
+    }
+    let at_home = Held {
+        node: 0,
+        is_leaving: false,
+        bytes: RANGE_BYTES,
+    };
+    assert_eq!(bed.ranges(), [Some(at_home)]);
 }
 
 #[test]
