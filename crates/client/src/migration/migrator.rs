@@ -50,9 +50,9 @@ pub const HOLD_MIN: u64 = 250 * MS;
 pub const HOLD_MAX: u64 = 16_000 * MS;
 /// Number of nudges to one node, after each of which the kernel has moved the thread away too soon (`STAY`). After these, the next move holds the thread.
 pub const NUDGES: u32 = 3;
-/// The kernel has moved a thread away too soon if the thread was with its data for less than this many times the time for which it was away afterwards. Where all CPUs are busy, a thread
-/// may have to wait for seconds until it may come back.
-const STAY: u64 = 16;
+/// A thread did not stay after a nudge if it used fewer than this many times the bytes near its data as away from it. Where all CPUs are busy, a thread may
+/// have to wait for seconds until it may come back.
+const STAY: f32 = 16.0;
 /// A held thread that has used nothing for this long is released.
 pub const IDLE: u64 = 1_000 * MS;
 /// Time between two checks of a held thread's mask, and the shortest lap.
@@ -132,8 +132,8 @@ pub struct Migrator {
     not_before: u64,
     hold: u64,
     last_move: u64,
-    /// When the thread was first seen away from its data after the last move.
-    missed: Option<u64>,
+    /// Bytes used since the last move.
+    since_move: Use,
     /// A node on which the thread could not be held, and the time of the next attempt.
     refused: (usize, u64),
     /// The node of the last nudge, and the number of nudges to it in a row.
@@ -166,7 +166,7 @@ impl Migrator {
             not_before: 0,
             hold: HOLD_MIN,
             last_move: 0,
-            missed: None,
+            since_move: NOTHING,
             refused: (NOWHERE, 0),
             nudged: (NOWHERE, 0),
             lap: LapBegin {
@@ -248,6 +248,8 @@ impl Migrator {
         used.all += (local + remote) as f32;
         self.lap.bytes += (local + remote) as f32;
         used.remote += remote as f32;
+        self.since_move.all += (local + remote) as f32;
+        self.since_move.remote += remote as f32;
     }
 
     /// Decides from the window, for policy *adaptive*.
@@ -281,14 +283,19 @@ impl Migrator {
         }
         // Whether this move succeeds or not, the next attempt waits.
         self.not_before = now + HOLD_MIN;
-        let missed = *self.missed.get_or_insert(now);
         let here = world.here();
+        if here == Some(node) {
+            // The kernel has brought it back.
+            self.window[node].remote = 0.0;
+            self.away_from = None;
+            return;
+        }
         if !self.may_arrive(now, node, here, world) {
             self.away_from = Some(node);
             return;
         }
-        let away = (now - missed).max(HOLD_MIN);
-        let again = self.nudged.0 == node && missed - self.last_move < STAY * away;
+        let since = self.since_move;
+        let again = self.nudged.0 == node && since.all < (STAY + 1.0) * since.remote;
         let nudges = if again { self.nudged.1 } else { 0 };
         if !self.narrow(now, node, false, world) {
             return;
@@ -356,7 +363,6 @@ impl Migrator {
         };
         if here == home {
             self.away_from = None;
-            self.missed = None;
         }
         world.saw(here, lap.crowd(), here != home);
         if self.is_held_always() || now < self.not_before || !crowding::waits(lap) {
@@ -405,7 +411,10 @@ impl Migrator {
             _ => HOLD_MIN,
         };
         self.last_move = now;
-        self.missed = None;
+        self.since_move = Use {
+            all: 0.0,
+            remote: 0.0,
+        };
         self.not_before = now + self.hold;
         // Bytes that were remote before the move are not remote now.
         for used in &mut self.window {

@@ -248,6 +248,42 @@ fn a_held_thread_that_waits_for_a_cpu_is_not_idle() {
 }
 
 #[test]
+fn a_thread_that_the_kernel_has_brought_back_is_not_moved() {
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
+    // Its remote bytes outweigh a move before the first decision about one, and then it is on its node.
+    migrator.advance(m.now, &mut m);
+    migrator.used(2, 0, 64 * MIB);
+    m.cpu = 8;
+    for _ in 0..1000 {
+        m.uses(&mut migrator, 2, MIB, MS);
+    }
+    assert_eq!((&m.sets[..], &m.moved_to[..]), (&[][..], &[][..]));
+    // The next move is its first one.
+    m.cpu = 0;
+    for _ in 0..1000 {
+        m.uses(&mut migrator, 2, MIB, MS);
+    }
+    assert_eq!((m.moves(), migrator.held_on()), (1, None));
+}
+
+#[test]
+fn remote_use_counts_from_its_begin_when_a_thread_did_not_stay() {
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
+    for _ in 0..=NUDGES {
+        // It uses little data, too little for a move, for a long time.
+        m.cpu = 0;
+        for _ in 0..30 {
+            m.uses(&mut migrator, 2, 2 * MIB, HALF_LIFE * 2);
+        }
+        for _ in 0..10 {
+            m.uses(&mut migrator, 2, MIB, MS);
+        }
+        assert_eq!(m.node(), 2);
+    }
+    assert_eq!(migrator.held_on(), Some(2));
+}
+
+#[test]
 fn a_held_thread_is_released_when_its_files_have_policy_never() {
     let mut m = Machine::new();
     let mut migrator = held(&mut m);
