@@ -95,6 +95,8 @@ pub struct Room {
     pub cpus: f32,
     /// CPUs without work: their idle time in the last reading's second, less what threads of this process need that moved there since.
     pub spare: f32,
+    /// The same with the idle time of the second before that, if it is less. A shorter time without work is a pause of the threads that run there.
+    pub lasting_spare: f32,
     /// Idle share of its CPUs in the last reading's second.
     pub idle: f32,
     /// CPUs that threads of this process used that left since the last reading.
@@ -106,11 +108,11 @@ pub struct Room {
 }
 
 impl Room {
-    /// Returns the room for a thread that waits on a node with this idle share. A node on which threads wait has idle time only if all of them paused, for example
+    /// Returns the room that has lasted for two readings, for a thread that waits on a node with this idle share. A node on which threads wait has idle time only if all of them paused, for example
     /// between two passes. In a pause the CPUs of all nodes are idle, so they have no room for threads that wait afterwards.
     fn beside(self, idle: f32) -> Room {
         Room {
-            spare: (self.spare - idle * self.cpus).max(0.0),
+            spare: (self.lasting_spare - idle * self.cpus).max(0.0),
             ..self
         }
     }
@@ -282,6 +284,7 @@ mod tests {
         Room {
             cpus,
             spare,
+            lasting_spare: spare,
             idle: spare / cpus,
             left: 0.0,
             crowd: None,

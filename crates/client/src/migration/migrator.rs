@@ -8,7 +8,7 @@
 //!    scheduler prefers to leave a thread where its caches are, so usually that is enough. No narrow mask stays that could do
 //!    harm when the thread computes, forks or starts threads.
 //! 2. When the scheduler has brought the thread back [`NUDGES`] times in short order, the migrator *holds* it: the mask stays
-//!    narrow. The migrator releases the thread when it uses other data, when it uses nothing for [`IDLE`], or when step 3 moves it.
+//!    narrow. The migrator releases the thread when it uses other data, when it runs for [`IDLE`] without any use, or when step 3 moves it.
 //! 3. Once each [`CHECK_EVERY`], the migrator compares what the thread's waiting for a CPU has cost with what remote access would cost
 //!    (`crowding`). It may nudge a thread from a node with too few CPUs to a node with idle ones, and it leaves a thread whose data is on a node with too
 //!    few CPUs where it is. Such a thread *works away*. Step 1 brings it back when there is room.
@@ -53,11 +53,11 @@ pub const NUDGES: u32 = 3;
 /// A thread did not stay after a nudge if it used fewer than this many times the bytes near its data as away from it. Where all CPUs are busy, a thread may
 /// have to wait for seconds until it may come back.
 const STAY: f32 = 16.0;
-/// A held thread that has used nothing for this long is released.
+/// A held thread that has run for this long without any use of data is released. While it sleeps or waits for a CPU, it does not need other CPUs.
 pub const IDLE: u64 = 1_000 * MS;
 /// Time between two checks of a held thread's mask, and the shortest lap.
 pub const CHECK_EVERY: u64 = 250 * MS;
-/// A longer lap tells nothing: the thread did something else for a while.
+/// A lap that is longer, without the time in which the thread waited for a CPU, tells nothing: the thread did something else for a while.
 const LAP_MAX: u64 = 4 * CHECK_EVERY;
 
 /// The world that a decision sees and changes, for one thread.
@@ -222,23 +222,18 @@ impl Migrator {
         }
     }
 
-    /// Releases a held thread that has used nothing for [`IDLE`]. The time in which it waited for a CPU does not count.
+    /// Releases a held thread that has run for [`IDLE`] without any use of data.
     pub fn release_if_idle(&mut self, now: u64, world: &mut impl World) {
         let Some(held) = self.held else { return };
         let unused = now.saturating_sub(held.used);
-        if unused > IDLE && unused.saturating_sub(self.waited_in_lap(world)) > IDLE {
+        if unused > IDLE && self.ran_in_lap(world).unwrap_or(unused) > IDLE {
             self.release(world);
         }
     }
 
-    /// Returns how long the thread has waited for a CPU since the begin of the lap.
-    fn waited_in_lap(&self, world: &mut impl World) -> u64 {
-        let waited = |times: ThreadTimes| times.waited_ns;
-        let begin = self.lap.times.map(waited);
-        let now = world.times().map(waited);
-        begin
-            .zip(now)
-            .map_or(0, |(begin, now)| now.saturating_sub(begin))
+    /// Returns how long the thread has run since the begin of the lap.
+    fn ran_in_lap(&self, world: &mut impl World) -> Option<u64> {
+        Some(world.times()?.ran_ns.saturating_sub(self.lap.times?.ran_ns))
     }
 
     /// Adds bytes at `node` to the window: those used while the thread ran on that node (`local`), and elsewhere (`remote`).
@@ -343,10 +338,10 @@ impl Migrator {
         };
         self.last_lap = None;
         let (before, after) = (begin.times?, times?);
-        if elapsed > LAP_MAX {
+        let lap = Lap::between(before, after, elapsed, begin.bytes);
+        if lap.elapsed - lap.waited > LAP_MAX as f32 {
             return None;
         }
-        let lap = Lap::between(before, after, elapsed, begin.bytes);
         self.last_lap = Some((now, lap));
         Some(lap)
     }

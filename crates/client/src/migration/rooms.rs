@@ -29,6 +29,8 @@ pub struct Rooms {
 struct NodeRoom {
     /// Idle share between the last two readings, in thousandths plus one; 0: unknown.
     idle: AtomicU32,
+    /// The idle share before that, in the same form.
+    idle_before: AtomicU32,
     /// Number of the node's CPUs.
     cpus: AtomicU32,
     /// What threads need that have come, as far as the idle share does not have it.
@@ -73,6 +75,7 @@ impl Rooms {
             nodes: [const {
                 NodeRoom {
                     idle: AtomicU32::new(0),
+                    idle_before: AtomicU32::new(0),
                     cpus: AtomicU32::new(0),
                     came: AtomicU32::new(0),
                     came_late: AtomicU32::new(0),
@@ -171,9 +174,12 @@ impl NodeRoom {
         let idle = self.idle.load(Relaxed).checked_sub(1)?;
         let cpus = self.cpus.load(Relaxed) as f32;
         let milli = |count: &Milli| count.load(Relaxed) as f32 / 1000.0;
+        let spare = |idle: u32| (cpus * idle as f32 / 1000.0 - milli(&self.came)).max(0.0);
+        let before = self.idle_before.load(Relaxed).saturating_sub(1);
         Some(Room {
             cpus,
-            spare: (cpus * idle as f32 / 1000.0 - milli(&self.came)).max(0.0),
+            spare: spare(idle),
+            lasting_spare: spare(idle.min(before)),
             idle: idle as f32 / 1000.0,
             left: milli(&self.left),
             crowd: [&self.crowd, &self.crowd_before]
@@ -186,8 +192,9 @@ impl NodeRoom {
 
     /// Takes the result of a reading: the idle share in thousandths, if it is known.
     fn set(&self, thousandths: Option<u32>, cpus: u32) {
-        self.idle
-            .store(thousandths.map_or(0, |idle| idle + 1), Relaxed);
+        let idle = thousandths.map_or(0, |idle| idle + 1);
+        self.idle_before
+            .store(self.idle.swap(idle, Relaxed), Relaxed);
         self.cpus.store(cpus, Relaxed);
         self.came.store(self.came_late.swap(0, Relaxed), Relaxed);
         self.left.store(0, Relaxed);
@@ -245,6 +252,22 @@ mod tests {
         assert_eq!(spare(1), Some(2.4));
         rooms.moves(READ_EVERY, None, 1, 5.0);
         assert_eq!(spare(1), Some(0.0));
+    }
+
+    #[test]
+    fn idle_time_lasts_if_two_readings_have_it() {
+        let rooms = Rooms::new();
+        let lasting = || rooms.nodes[0].room().map(|room| room.lasting_spare);
+        rooms.nodes[0].set(Some(500), 8);
+        assert_eq!(lasting(), Some(0.0), "nothing is known of the time before");
+        rooms.nodes[0].set(Some(750), 8);
+        assert_eq!(lasting(), Some(4.0));
+        rooms.nodes[0].set(Some(250), 8);
+        assert_eq!(lasting(), Some(2.0));
+        rooms.moves(0, None, 0, 1.0);
+        assert_eq!(lasting(), Some(1.0));
+        rooms.nodes[0].set(None, 8);
+        assert_eq!(lasting(), None);
     }
 
     #[test]

@@ -25,6 +25,7 @@ struct Machine {
     sets: Vec<(u64, CpuMask)>,
     idle: [Option<f32>; 4],
     waited: u64,
+    slept: u64,
     /// Number of reads of the mask.
     mask_reads: usize,
     /// The nodes to which the migrator says that it has moved the thread.
@@ -42,6 +43,7 @@ impl Machine {
             sets: vec![],
             idle: [None; 4],
             waited: 0,
+            slept: 0,
             mask_reads: 0,
             moved_to: vec![],
         }
@@ -117,6 +119,7 @@ impl World for Machine {
         Some(Room {
             cpus: 4.0,
             spare: 4.0 * (*self.idle.get(node)?)?,
+            lasting_spare: 4.0 * (*self.idle.get(node)?)?,
             left: 0.0,
             crowd: None,
             idle: 0.0,
@@ -137,10 +140,10 @@ impl World for Machine {
         if at == data { 0.0 } else { 0.05 }
     }
 
-    /// The thread is always ready to run.
+    /// The thread is ready to run unless it sleeps.
     fn times(&mut self) -> Option<ThreadTimes> {
         Some(ThreadTimes {
-            ran_ns: self.now.saturating_sub(self.waited),
+            ran_ns: self.now.saturating_sub(self.waited + self.slept),
             waited_ns: self.waited,
         })
     }
@@ -229,9 +232,11 @@ fn held(m: &mut Machine) -> Migrator {
 fn a_held_thread_is_released_when_it_uses_nothing() {
     let mut m = Machine::new();
     let mut migrator = held(&mut m);
-    migrator.release_if_idle(m.now + IDLE, &mut m);
+    m.now += IDLE;
+    migrator.release_if_idle(m.now, &mut m);
     assert_eq!(migrator.held_on(), Some(2));
-    migrator.release_if_idle(m.now + IDLE + 1, &mut m);
+    m.now += 1;
+    migrator.release_if_idle(m.now, &mut m);
     assert_eq!((migrator.held_on(), m.mask), (None, m.own));
 }
 
@@ -239,12 +244,28 @@ fn a_held_thread_is_released_when_it_uses_nothing() {
 fn a_held_thread_that_waits_for_a_cpu_is_not_idle() {
     let mut m = Machine::new();
     let mut migrator = held(&mut m);
-    let passed = 3 * IDLE;
-    m.waited += passed - IDLE;
-    migrator.release_if_idle(m.now + passed, &mut m);
+    m.now += 3 * IDLE;
+    m.waited += 3 * IDLE;
+    migrator.release_if_idle(m.now, &mut m);
     assert_eq!(migrator.held_on(), Some(2));
-    migrator.release_if_idle(m.now + passed + IDLE, &mut m);
+    m.now += IDLE + 1;
+    migrator.release_if_idle(m.now, &mut m);
     assert_eq!((migrator.held_on(), m.mask), (None, m.own));
+}
+
+#[test]
+fn a_held_thread_that_sleeps_is_not_idle() {
+    let mut m = Machine::new();
+    let mut migrator = held(&mut m);
+    for _ in 0..10 {
+        // For example, it waits for the process's lock of its address space while others allocate memory.
+        m.slept += 3 * IDLE;
+        m.uses(&mut migrator, 2, MIB, 3 * IDLE + MS);
+    }
+    assert_eq!(migrator.held_on(), Some(2));
+    (m.now, m.slept) = (m.now + 3 * IDLE, m.slept + 3 * IDLE);
+    migrator.release_if_idle(m.now, &mut m);
+    assert_eq!(migrator.held_on(), Some(2));
 }
 
 #[test]
@@ -281,6 +302,17 @@ fn remote_use_counts_from_its_begin_when_a_thread_did_not_stay() {
         assert_eq!(m.node(), 2);
     }
     assert_eq!(migrator.held_on(), Some(2));
+}
+
+#[test]
+fn a_thread_that_waits_for_seconds_between_decisions_sees_the_crowd() {
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
+    (m.cpu, m.idle) = (8, [Some(0.9), None, Some(0.0), None]);
+    for _ in 0..10 {
+        m.waited += 2 * IDLE;
+        m.uses(&mut migrator, 2, 2 * MIB, 2 * IDLE + MS);
+    }
+    assert_eq!(m.node(), 0);
 }
 
 #[test]
