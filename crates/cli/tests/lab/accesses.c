@@ -17,11 +17,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <x86intrin.h>
 
-enum { PAGE = 4096, ACCESSES = 4096 };
+/* ACCESSES fill 4 MiB. */
+enum { PAGE = 4096, ACCESSES = 131071 };
 
 /* crates/cli/tests/lab/accesses.rs reads this. */
 struct access {
@@ -30,10 +32,11 @@ struct access {
     uint16_t pass, file;
 };
 
-/* The log grows by parts: its memory is in place before an access, and no access is copied. */
+/* The log grows by parts. The memory of a part is in place before its first access: threads that fault in pages while others map memory would wait for each
+   other, and would often sleep instead of accessing files. */
 struct part {
     struct part *before;
-    int used;
+    size_t used;
     struct access accesses[ACCESSES];
 };
 
@@ -58,17 +61,21 @@ static void fail(const char *what)
     exit(3);
 }
 
+static void add_part(struct worker *me)
+{
+    struct part *part = mmap(NULL, sizeof *part, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    /* The kernel's collector of huge pages has the lowest priority, and may hold the lock of the memory for seconds. */
+    if (part == MAP_FAILED || madvise(part, sizeof *part, MADV_NOHUGEPAGE) || madvise(part, sizeof *part, MADV_POPULATE_WRITE))
+        fail("the log");
+    part->before = me->log;
+    me->log = part;
+}
+
 static void add(struct worker *me, struct access access)
 {
-    struct part *part = me->log;
-    if (!part || part->used == ACCESSES) {
-        part = calloc(1, sizeof *part);
-        if (!part)
-            fail("the log");
-        part->before = me->log;
-        me->log = part;
-    }
-    part->accesses[part->used++] = access;
+    if (me->log->used == ACCESSES)
+        add_part(me);
+    me->log->accesses[me->log->used++] = access;
 }
 
 static void access_once(struct worker *me, int fd, size_t number, int in_pass)
@@ -103,6 +110,7 @@ static void *run(void *argument)
     if (posix_memalign((void **)&me->buffer, PAGE, piece))
         fail("memory");
     memset(me->buffer, 'j', piece);
+    add_part(me);
     int fd = open(me->file, operation == READ ? O_RDONLY : O_WRONLY | O_CREAT, 0644);
     if (fd < 0)
         fail(me->file);
@@ -129,7 +137,7 @@ static void write_log(const char *path, struct worker *workers, int count)
         fail(path);
     for (int n = 0; n < count; n++)
         for (struct part *part = workers[n].log; part; part = part->before)
-            if (fwrite(part->accesses, sizeof part->accesses[0], (size_t)part->used, log) != (size_t)part->used)
+            if (fwrite(part->accesses, sizeof part->accesses[0], part->used, log) != part->used)
                 fail(path);
     if (fclose(log))
         fail(path);

@@ -17,6 +17,8 @@ const PIECE_BYTES: usize = 64 << 10;
 const FIRST: u16 = 1;
 /// Passes that count, if nothing has to settle first.
 const PASSES: usize = 2;
+/// Passes in a row with the wanted share after which the threads have settled. One pass may have it by chance.
+const SETTLED: usize = 2;
 /// Passes within which the threads must be at their data under *adaptive*. The emulated CPUs are slow, and other work of the host slows them down further.
 const PASSES_MAX: u16 = 30;
 /// Most difference of the shares by the kernel and by Jericho's counters.
@@ -140,7 +142,7 @@ impl Experiment {
     /// Reads files of a volume under a policy. Compares Jericho's counters of all accesses with the kernel's evidence. Returns the share of local accesses in the
     /// passes that count.
     ///
-    /// With `settles`, the passes that count are the last ones, which begin when Jericho's counters show this share in a pass, or after many passes.
+    /// With `settles`, the passes that count are the last ones, which begin when Jericho's counters have shown this share in some passes in a row, or after many passes.
     fn under(
         &mut self,
         volume: &Volume,
@@ -158,7 +160,10 @@ impl Experiment {
         program.wait();
         let mut first = FIRST;
         let mut begun = volume.accesses();
-        while let Some(wanted) = settles.filter(|_| first < PASSES_MAX) {
+        let mut in_a_row = 0;
+        while in_a_row < SETTLED
+            && let Some(wanted) = settles.filter(|_| first < PASSES_MAX)
+        {
             program.passes(1);
             first += 1;
             let before = std::mem::replace(&mut begun, volume.accesses());
@@ -167,9 +172,7 @@ impl Experiment {
                 "\nlab: {name}: share of local accesses in pass {}: {share:.3}",
                 first - 1
             );
-            if share >= wanted {
-                break;
-            }
+            in_a_row = if share >= wanted { in_a_row + 1 } else { 0 };
         }
         program.passes(PASSES);
         let measured = share_between(begun, volume.accesses());
