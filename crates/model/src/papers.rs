@@ -51,7 +51,7 @@ pub const NOT_PREDICTED: &[NotPredicted] = &[
     },
 ];
 
-const LINKS_SUFFICE: &str = "The links carry nearly all that 64 threads ask for, so little is lost. The paper's native run loses more than bandwidth explains: \
+const LINKS_SUFFICE: &str = "The links carry all that 64 threads ask for, so only the longer time of each remote copy is lost. The paper's native run loses more: \
 the model has no locks and counters of remote pages, migrations, or queues that delay each access";
 const NO_LATENCY_UNDER_LOAD: &str = "The slowest placement of the model fills the links. It has no latency that grows with load, and no shared state of the page cache";
 const ONE_PATH: &str = "The storage of figure 17 differs from figure 2 by copies on the target, which are local in both configurations, so the model has the same gain for both";

@@ -97,6 +97,55 @@ fn the_page_has_the_sensitivity() {
     }
 }
 
+/// The page has the rows of the Opteron also with nominal rates of its links, and with the remote times of older Opterons.
+#[test]
+fn the_page_has_the_rows_with_other_figures_for_remote_memory() {
+    let section = section("## Sensitivity");
+    let opteron = SHIPPED
+        .iter()
+        .find(|s| s.name == "opteron")
+        .expect("shipped");
+    let links: &[_] = &[("= 7.70e9", "= 11.1e9"), ("= 4.12e9", "= 5.57e9")];
+    let times: &[_] = &[("[1.0, 1.88, 2.51]", "[1.0, 1.085, 1.30]")];
+    for (names, replacements) in [
+        ("measured | measured", [].as_slice()),
+        ("measured | of 2006", &[times]),
+        ("nominal | measured", &[links]),
+        ("nominal | of 2006", &[links, times]),
+    ] {
+        let mut text = opteron.text.to_owned();
+        for (from, to) in replacements.iter().copied().flatten() {
+            assert!(text.contains(from), "opteron.toml lacks {from}");
+            text = text.replace(from, to);
+        }
+        let other = |name: &str| {
+            (name == "opteron").then(|| parse("other.toml", &text).expect("a machine"))
+        };
+        let rows = rows(other).expect("predictions");
+        let values: Vec<String> = rows.iter().map(|row| format!("{:.2}", row.model)).collect();
+        let line = format!("| {names} | {} |", values.join(" | "));
+        assert!(
+            section.contains(&line),
+            "docs/internals/model.md lacks this line:\n{line}"
+        );
+    }
+}
+
+/// The path between the I/O hubs is one figure, and the rows that are met depend on it: docs/internals/model.md says what a faster one does.
+#[test]
+fn a_path_that_carries_all_interfaces_loses_nothing() {
+    let tyche = SHIPPED.iter().find(|s| s.name == "tyche").expect("shipped");
+    assert!(tyche.text.contains("= 2.944e9"));
+    let text = tyche.text.replace("= 2.944e9", "= 4.3e9");
+    let faster =
+        |name: &str| (name == "tyche").then(|| parse("faster.toml", &text).expect("a machine"));
+    let rows = rows(faster).expect("predictions");
+    for id in ["tyche-2", "tyche-7"] {
+        let row = rows.iter().find(|row| row.id == id).expect("a row");
+        assert!(row.model.abs() < 1e-6, "{id}: {}", row.model);
+    }
+}
+
 /// The paper says that one and two interfaces lose nothing (section 4).
 #[test]
 fn one_or_two_interfaces_lose_nothing_on_the_longer_path() {
