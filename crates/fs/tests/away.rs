@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use jericho_fs::types::{Ino, ROOT, SetAttr};
+use jericho_fs::types::{Ino, ROOT};
 use jericho_fs::{File, Result, Resumed};
 use jericho_sim::{DeviceSet, FaultPlan, Operation, SimDevice};
 use jericho_storage::{Cause, Device, IoError, Layer};
@@ -343,13 +343,19 @@ fn away_from_each(counts_reads: bool, passes: bool) {
     }
 }
 
-/// Creates a durable file in the far slice, and has its host go away while a sync waits for it.
+/// Creates a durable file in the far slice, and has its host go away while a sync waits for it. Returns when the slice is suspended.
 fn suspended(mounted: &Mounted, host: &Host) -> Arc<File> {
     let y = mounted.dir("y");
     let open = mounted.synced(y, "open", 3).unwrap();
     mounted.write(&open, &pattern(4, BYTES)).unwrap();
     host.goes();
+    // No commit before has this change, so the next one writes. The change fails if a background commit has failed meanwhile.
+    if let Err(error) = mounted.change_mode(&open, 0o600) {
+        assert_eq!(error.errno(), EIO, "{error}");
+    }
     fails_with(EIO, mounted.fsync(&open));
+    // If a write-back has failed before, the sync has failed in its data and has committed nothing. The failure of a commit suspends the slice.
+    fails_with(EIO, mounted.sync_dir(y));
     fails_with(EIO, mounted.create(y, "new"));
     open
 }
@@ -372,6 +378,46 @@ fn a_slice_waits_until_its_host_answers_and_no_abandoned_change_is_left() {
         let mut reported = Reported::default();
         reported.note(mounted.dir("y"), "open", 4);
         check_after_crash(&set, 1, &reported);
+        mounted.fs.close().unwrap();
+    }
+}
+
+#[test]
+fn a_sync_that_fails_before_its_commit_suspends_nothing_and_the_next_commit_does() {
+    /// More than a caller writes itself.
+    const PAGES: usize = 20;
+    for checksums in [false, true] {
+        let set = filled(checksums);
+        let (mounted, host) = mount_far(&set);
+        let y = mounted.dir("y");
+        let mut reported = Reported::default();
+        let open = mounted.synced(y, "open", 3).unwrap();
+        let long = mounted.synced(y, "long", 5).unwrap();
+        mounted.write(&open, &pattern(4, BYTES)).unwrap();
+        mounted.write(&long, &pattern(6, PAGES * 4096)).unwrap();
+        host.goes();
+        // The evictor fails to write the pages. From here on, the evictor also writes the few pages of the other file.
+        fails_with(EIO, mounted.fsync(&long));
+        fails_with(EIO, mounted.fsync(&open));
+        assert_eq!(mounted.fs.resume(), NOTHING);
+        // The slice takes changes in memory, until a commit fails.
+        let new = mounted.create(y, "new").unwrap();
+        fails_with(EIO, mounted.sync_dir(y));
+        fails_with(EIO, mounted.fsync(&new));
+        fails_with(EIO, mounted.create(y, "late"));
+        assert_eq!(mounted.fs.resume(), waiting());
+        host.answers();
+        assert_eq!(mounted.fs.resume(), back(&[1]));
+        for file in [&open, &long, &new] {
+            mounted.fsync(file).unwrap();
+        }
+        reported.note(y, "open", 4);
+        check_after_crash(&set, 1, &reported);
+        let crashed = try_mount(set.crash(2).as_devices()).unwrap();
+        let found = crashed.contents(y, "long").unwrap();
+        assert_eq!(found, pattern(6, PAGES * 4096));
+        assert!(crashed.contents(y, "new").unwrap().is_empty());
+        crashed.fs.close().unwrap();
         mounted.fs.close().unwrap();
     }
 }
@@ -1053,11 +1099,7 @@ fn many_files_that_wait_for_an_absent_host_do_not_hold_up_their_own_slice() {
     }
     // A change of attributes goes into a batch, and a sync of the contents fails.
     let some = files[0].clone();
-    let mode = SetAttr {
-        perm: Some(0o600),
-        ..SetAttr::default()
-    };
-    mounted.fs.setattr(some.ino(), mode, mount::CALLER).unwrap();
+    mounted.change_mode(&some, 0o600).unwrap();
     fails_with(EIO, mounted.fsync(&some));
     fails_with(EIO, mounted.fs.commit());
     let crashed = try_mount(set.crash(1).as_devices()).unwrap();

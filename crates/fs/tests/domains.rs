@@ -719,10 +719,7 @@ fn replacing_by_rename_leaves_the_old_or_the_new_contents_also_of_a_file_that_wa
         // Commits the first slice's batch for another file.
         mounted.synced(x, "other", 9).unwrap();
         let early = set.crash(1);
-        let (sender, receiver) = channel();
-        let done = Box::new(move |result| sender.send(result).unwrap());
-        mounted.fs.fsync_dir_blocking(x, done);
-        receiver.recv().unwrap().unwrap();
+        mounted.sync_dir(x).unwrap();
         let late = set.crash(1);
         drop(mounted);
         let mut found = vec![];

@@ -11,7 +11,7 @@ use jericho_cache::Slice;
 use jericho_fs::check::data::check_data;
 use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::format::format_devices;
-use jericho_fs::types::{Ino, Kind, ROOT};
+use jericho_fs::types::{Ino, Kind, ROOT, SetAttr};
 use jericho_fs::{File, Fs, FsOptions, Result};
 use jericho_sim::{DeviceSet, SimDevice};
 use jericho_storage::Device;
@@ -150,6 +150,22 @@ impl Mounted {
         let (sender, receiver) = channel();
         let done = Box::new(move |result| sender.send(result).unwrap());
         self.fs.fsync_blocking(file, false, done);
+        receiver.recv().unwrap()
+    }
+
+    pub fn change_mode(&self, file: &File, perm: u16) -> Result<()> {
+        let set = SetAttr {
+            perm: Some(perm),
+            ..SetAttr::default()
+        };
+        self.fs.setattr(file.ino(), set, CALLER).map(drop)
+    }
+
+    /// Commits all operations on names and attributes of the directory's slice.
+    pub fn sync_dir(&self, dir: Ino) -> Result<()> {
+        let (sender, receiver) = channel();
+        let done = Box::new(move |result| sender.send(result).unwrap());
+        self.fs.fsync_dir_blocking(dir, done);
         receiver.recv().unwrap()
     }
 
