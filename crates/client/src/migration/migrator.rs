@@ -8,7 +8,7 @@
 //!    scheduler prefers to leave a thread where its caches are, so usually that is enough. No narrow mask stays that could do
 //!    harm when the thread computes, forks or starts threads.
 //! 2. When the scheduler has brought the thread back [`NUDGES`] times in short order, the migrator *holds* it: the mask stays
-//!    narrow. The migrator releases the thread when it uses other data, when it runs for [`IDLE`] without any use, or when step 3 moves it.
+//!    narrow. The migrator releases the thread when it uses other data, when it uses nothing for [`IDLE`], or when step 3 moves it.
 //! 3. Once each [`CHECK_EVERY`], the migrator compares what the thread's waiting for a CPU has cost with what remote access would cost
 //!    (`crowding`). It may nudge a thread from a node with too few CPUs to a node with idle ones, and it leaves a thread whose data is on a node with too
 //!    few CPUs where it is. Such a thread *works away*. Step 1 brings it back when there is room.
@@ -53,7 +53,10 @@ pub const NUDGES: u32 = 3;
 /// A thread did not stay after a nudge if it used fewer than this many times the bytes near its data as away from it. Where all CPUs are busy, a thread may
 /// have to wait for seconds until it may come back.
 const STAY: f32 = 16.0;
-/// A held thread that has run for this long without any use of data is released. While it sleeps or waits for a CPU, it does not need other CPUs.
+/// A thread did not stay after a nudge either if it had to be moved again within this time (nanoseconds).
+pub const STAY_MIN: u64 = 16 * HOLD_MIN;
+/// A held thread that has not used data for this long is released. The time in which it waits for a CPU does not count. If the thread uses data again
+/// without another call in between, the time in which it slept does not count either: it did not need other CPUs then.
 pub const IDLE: u64 = 1_000 * MS;
 /// Time between two checks of a held thread's mask, and the shortest lap.
 pub const CHECK_EVERY: u64 = 250 * MS;
@@ -216,24 +219,41 @@ impl Migrator {
             used.all *= factor;
             used.remote *= factor;
         }
-        self.release_if_idle(now, world);
+        self.release_if_unused(now, world, |_, times| times.map(|times| times.ran_ns));
         if let Some(held) = &mut self.held {
             held.used = now;
         }
     }
 
-    /// Releases a held thread that has run for [`IDLE`] without any use of data.
+    /// Releases a held thread that has not used data for [`IDLE`]. A thread that makes another call calls this.
     pub fn release_if_idle(&mut self, now: u64, world: &mut impl World) {
+        self.release_if_unused(now, world, |unused, times| {
+            Some(unused.saturating_sub(times?.waited_ns))
+        });
+    }
+
+    /// Releases a held thread if more than [`IDLE`] has passed since it last used data, and if more than that counts. `counted` returns what counts, from
+    /// the time without use and the thread's times in the lap. If it returns `None`, all the time without use counts.
+    fn release_if_unused(
+        &mut self,
+        now: u64,
+        world: &mut impl World,
+        counted: impl FnOnce(u64, Option<ThreadTimes>) -> Option<u64>,
+    ) {
         let Some(held) = self.held else { return };
         let unused = now.saturating_sub(held.used);
-        if unused > IDLE && self.ran_in_lap(world).unwrap_or(unused) > IDLE {
+        if unused > IDLE && counted(unused, self.times_in_lap(world)).unwrap_or(unused) > IDLE {
             self.release(world);
         }
     }
 
-    /// Returns how long the thread has run since the begin of the lap.
-    fn ran_in_lap(&self, world: &mut impl World) -> Option<u64> {
-        Some(world.times()?.ran_ns.saturating_sub(self.lap.times?.ran_ns))
+    /// Returns how long the thread has run and waited since the begin of the lap.
+    fn times_in_lap(&self, world: &mut impl World) -> Option<ThreadTimes> {
+        let (now, begin) = (world.times()?, self.lap.times?);
+        Some(ThreadTimes {
+            ran_ns: now.ran_ns.saturating_sub(begin.ran_ns),
+            waited_ns: now.waited_ns.saturating_sub(begin.waited_ns),
+        })
     }
 
     /// Adds bytes at `node` to the window: those used while the thread ran on that node (`local`), and elsewhere (`remote`).
@@ -290,7 +310,8 @@ impl Migrator {
             return;
         }
         let since = self.since_move;
-        let again = self.nudged.0 == node && since.all < (STAY + 1.0) * since.remote;
+        let stayed = since.all >= (STAY + 1.0) * since.remote && now - self.last_move >= STAY_MIN;
+        let again = self.nudged.0 == node && !stayed;
         let nudges = if again { self.nudged.1 } else { 0 };
         if !self.narrow(now, node, false, world) {
             return;

@@ -3,7 +3,9 @@ use jericho_sys::load::ThreadTimes;
 use proptest::prelude::*;
 
 use super::crowding::Room;
-use super::migrator::{HALF_LIFE, HOLD_MIN, IDLE, MOVE_COST, Migrator, NOWHERE, NUDGES, World};
+use super::migrator::{
+    HALF_LIFE, HOLD_MIN, IDLE, MOVE_COST, Migrator, NOWHERE, NUDGES, STAY_MIN, World,
+};
 
 const MIB: u64 = 1 << 20;
 const MS: u64 = 1_000_000;
@@ -254,18 +256,56 @@ fn a_held_thread_that_waits_for_a_cpu_is_not_idle() {
 }
 
 #[test]
-fn a_held_thread_that_sleeps_is_not_idle() {
+fn a_held_thread_that_sleeps_between_two_uses_is_not_idle() {
     let mut m = Machine::new();
     let mut migrator = held(&mut m);
     for _ in 0..10 {
         // For example, it waits for the process's lock of its address space while others allocate memory.
         m.slept += 3 * IDLE;
         m.uses(&mut migrator, 2, MIB, 3 * IDLE + MS);
+        assert_eq!(migrator.held_on(), Some(2));
     }
-    assert_eq!(migrator.held_on(), Some(2));
-    (m.now, m.slept) = (m.now + 3 * IDLE, m.slept + 3 * IDLE);
+    // It computes.
+    m.uses(&mut migrator, 2, MIB, IDLE + MS);
+    assert_eq!((migrator.held_on(), m.mask), (None, m.own));
+}
+
+#[test]
+fn a_held_thread_that_sleeps_and_then_does_something_else_is_released() {
+    let mut m = Machine::new();
+    let mut migrator = held(&mut m);
+    (m.now, m.slept) = (m.now + IDLE, m.slept + IDLE);
     migrator.release_if_idle(m.now, &mut m);
     assert_eq!(migrator.held_on(), Some(2));
+    (m.now, m.slept) = (m.now + 1, m.slept + 1);
+    migrator.release_if_idle(m.now, &mut m);
+    assert_eq!((migrator.held_on(), m.mask), (None, m.own));
+}
+
+/// Lets the scheduler move a thread away from its data `every` so many nanoseconds, and returns whether the migrator holds it after ten times.
+fn is_held_when_moved_away(every: u64) -> bool {
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
+    for _ in 0..10 {
+        if migrator.held_on().is_none() {
+            m.cpu = 0;
+        }
+        for _ in 0..every / MS {
+            m.uses(&mut migrator, 2, 2 * MIB, MS);
+        }
+        assert_eq!(m.node(), 2);
+    }
+    migrator.held_on().is_some()
+}
+
+#[test]
+fn a_thread_that_the_scheduler_moves_away_each_second_is_held() {
+    assert!(is_held_when_moved_away(1000 * MS));
+}
+
+#[test]
+fn a_thread_that_the_scheduler_moves_away_each_ten_seconds_is_not_held() {
+    const { assert!(10_000 * MS > 2 * STAY_MIN) };
+    assert!(!is_held_when_moved_away(10_000 * MS));
 }
 
 #[test]
