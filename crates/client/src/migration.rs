@@ -43,7 +43,7 @@ pub fn release() {
 }
 
 /// Releases the calling thread if it is held and has not used Jericho's data for a while. Called by hooks that use no data, such
-/// as open and close. Costs one load when the thread is not held.
+/// as open and close, and by calls that the kernel makes. Costs one load when the thread is not held.
 #[inline]
 pub fn tick() {
     thread::current(|thread| thread.migration.tick());

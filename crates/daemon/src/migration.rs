@@ -199,12 +199,10 @@ impl Migrator {
                 let bytes_min = *self.bytes_min.get(usize::from(node)).unwrap_or(&u64::MAX);
                 let usage = &mut samples.threads[tid as usize % SEEN_MAX];
                 let sample = (tid, node, bytes * u64::from(SAMPLE_EVERY));
-                if usage.add_above(bytes_min, sample, policy, Instant::now())
-                    && let Some(at_ticks) = tasks::now_ticks()
-                {
+                if usage.add_above(bytes_min, sample, policy, Instant::now()) {
                     self.order(Order {
                         tid,
-                        at_ticks,
+                        at_ticks: tasks::now_ticks(),
                         node,
                         policy,
                         inline: false,

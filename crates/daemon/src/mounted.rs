@@ -189,12 +189,11 @@ impl Mounted {
             }
             let policy = migration::policy_for_companions(self.policy_of(handle), always);
             if let Some(policy) = policy
-                && let Some(at_ticks) = tasks::now_ticks()
                 && (self.fast).has_client_thread((owner, instance), asker.thread)
                 && self.migrator.accepts(asks, now)
             {
                 self.migrator
-                    .bring_companions(asker.thread, at_ticks, node, policy);
+                    .bring_companions(asker.thread, tasks::now_ticks(), node, policy);
             }
         }
         self.fast.call(handle, call, asker, reply);

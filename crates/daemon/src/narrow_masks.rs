@@ -185,7 +185,7 @@ impl MaskNotes {
         mut is_alive: impl FnMut() -> bool,
     ) -> Option<NarrowMask> {
         // Reads the time before it narrows the mask, because new threads inherit the mask from then on.
-        let since_ticks = tasks::now_ticks()?;
+        let since_ticks = tasks::now_ticks();
         if !is_alive() {
             return None;
         }

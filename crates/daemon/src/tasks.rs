@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use rustix::time::{ClockId, clock_gettime};
+
 /// Most threads and children that `started_since` visits.
 const TASKS_MAX: usize = 4096;
 
@@ -66,11 +68,10 @@ pub(crate) fn threads_of(pid: u32) -> impl Iterator<Item = u32> {
     threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok())
 }
 
-/// Returns the current time in the ticks of [`Task::start`]. /proc/uptime counts hundredths of a second, as ticks do.
-pub(crate) fn now_ticks() -> Option<u64> {
-    let uptime = fs::read_to_string("/proc/uptime").ok()?;
-    let (seconds, hundredths) = uptime.split_ascii_whitespace().next()?.split_once('.')?;
-    Some(seconds.parse::<u64>().ok()? * 100 + hundredths.parse::<u64>().ok()?)
+/// Returns the current time in the ticks of [`Task::start`], which are hundredths of a second. (A container may see another time in /proc/uptime.)
+pub(crate) fn now_ticks() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    now.tv_sec as u64 * 100 + now.tv_nsec as u64 / 10_000_000
 }
 
 /// Returns all threads of `task`'s process that have started at `since` or later, the processes that `task` has started since
@@ -174,7 +175,7 @@ mod tests {
     #[test]
     fn processes_that_a_thread_starts_and_their_children_are_found() {
         let (task, _) = Task::find(affinity::current_tid()).unwrap();
-        let since = now_ticks().unwrap();
+        let since = now_ticks();
         assert!(since >= task.start);
         // A shell that starts another program and waits for it.
         let mut shell = std::process::Command::new("sh")

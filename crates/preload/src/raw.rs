@@ -6,8 +6,8 @@
 use std::ffi::{c_int, c_long, c_uint};
 
 use crate::{
-    copy, exec, fds, fork, limits, map, memory, messages, offset, open, real, sync, transfer,
-    vectors,
+    copy, exec, fds, fork, limits, map, memory, messages, offset, open, real, sync, threads,
+    transfer, vectors,
 };
 
 exports! {
@@ -78,6 +78,11 @@ unsafe fn syscall(
             libc::SYS_fallocate => sync::fallocate(fd, b as _, c as _, d as _).into(),
             libc::SYS_execve => exec::execve(a as _, b as _, c as _).into(),
             libc::SYS_execveat => exec::execveat(fd, b as _, c as _, d as _, e as _).into(),
+            // The functions of these names return something else than the calls.
+            libc::SYS_sched_getaffinity | libc::SYS_sched_setaffinity => {
+                threads::release();
+                real::syscall(number, a, b, c, d, e, f)
+            }
             libc::SYS_clone => {
                 fork::before_raw_clone(a as _);
                 real::syscall(number, a, b, c, d, e, f)

@@ -55,6 +55,8 @@ impl CpuMask {
     pub const CPU_MAX: u32 = 1023;
     /// No CPU.
     pub const EMPTY: CpuMask = CpuMask([0; CpuMask::WORDS]);
+    /// All CPUs.
+    pub const ALL: CpuMask = CpuMask([u64::MAX; CpuMask::WORDS]);
 
     /// Adds a CPU. Ignores a number above [`CpuMask::CPU_MAX`].
     pub fn insert(&mut self, cpu: u32) {
@@ -73,6 +75,11 @@ impl CpuMask {
     /// Returns the CPUs that are in both masks.
     pub fn and(&self, other: &CpuMask) -> CpuMask {
         CpuMask(std::array::from_fn(|i| self.0[i] & other.0[i]))
+    }
+
+    /// Returns the CPUs that are in one of the masks or in both.
+    pub fn or(&self, other: &CpuMask) -> CpuMask {
+        CpuMask(std::array::from_fn(|i| self.0[i] | other.0[i]))
     }
 
     /// Returns the mask as bytes, native-endian.

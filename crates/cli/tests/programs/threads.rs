@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use crate::program::succeed;
+use crate::program::{succeed, under_run};
 use crate::volume::{Volume, jericho};
+
+const OWN_MASK: &str = include_str!("own_mask.c");
 
 /// Limit of every wait, longer than the slowest machine needs.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -96,6 +98,21 @@ fn a_thread_that_its_program_has_bound_is_not_migrated() {
     });
     assert_eq!(migrations(&volume), 0);
     drop(files);
+    volume.finish();
+}
+
+#[test]
+fn a_program_sees_and_sets_its_own_mask_by_syscall_too() {
+    let (volume, files) = volume();
+    if own_cpus().count() != 2 {
+        eprintln!("not tested: the program wants one CPU for each of two nodes");
+        return;
+    }
+    drop(files);
+    let program = volume.compile("own_mask", OWN_MASK, &["-O2", "-Wall", "-Werror"]);
+    let mut command = under_run(&program);
+    let said = succeed(command.args(["0", "1"].map(|node| volume.at(&format!("on-{node}/file")))));
+    assert_eq!(said.trim(), "own");
     volume.finish();
 }
 

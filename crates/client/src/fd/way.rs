@@ -10,6 +10,7 @@ use jericho_sys::signals;
 use super::route::file;
 use crate::access::WRITE_MAX;
 use crate::descriptors::{self, Facts, FdState, OpenFd, Position, SEEK_CUR};
+use crate::migration;
 use crate::session::{self, InlineFile, ask, devices};
 use crate::thread::{self, Thread};
 
@@ -32,6 +33,7 @@ pub(super) fn by_kernel<T>(fd: i32, at: Option<u64>, len: usize, write: bool) ->
     if thread::is_writing() {
         make_way(fd, at, len, write);
     }
+    migration::tick();
     None
 }
 

@@ -49,11 +49,19 @@ pub struct Lap {
 impl Lap {
     /// Returns the lap of a thread with these times at its begin and at its end. `elapsed`: its length in nanoseconds.
     pub fn between(before: ThreadTimes, after: ThreadTimes, elapsed: u64, bytes: f32) -> Lap {
-        let ns = |before: u64, after: u64| after.saturating_sub(before).min(elapsed) as f32;
+        let times = ThreadTimes {
+            ran_ns: after.ran_ns.saturating_sub(before.ran_ns),
+            waited_ns: after.waited_ns.saturating_sub(before.waited_ns),
+        };
+        Lap::new(times, elapsed, bytes)
+    }
+
+    /// Returns the lap of a thread with these times in it. `elapsed`: its length in nanoseconds.
+    pub fn new(times: ThreadTimes, elapsed: u64, bytes: f32) -> Lap {
         Lap {
             elapsed: elapsed as f32,
-            ran: ns(before.ran_ns, after.ran_ns),
-            waited: ns(before.waited_ns, after.waited_ns),
+            ran: times.ran_ns.min(elapsed) as f32,
+            waited: times.waited_ns.min(elapsed) as f32,
             bytes,
         }
     }
@@ -105,6 +113,23 @@ pub struct Room {
     pub crowd: Option<f32>,
     /// Threads of this process have run there lately whose data is elsewhere.
     pub has_guests: bool,
+    /// The last reading's second: begin and end in nanoseconds.
+    pub read: (u64, u64),
+    /// CPUs by which what threads need that moved there exceeds the idle time. `spare` is 0 then.
+    pub lacking: f32,
+    /// CPUs of `spare` that the asking thread itself has left.
+    pub own: f32,
+}
+
+/// What a thread has used of a node that it has left.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OwnUse {
+    /// Begin and end of its time there, in nanoseconds.
+    pub stay: (u64, u64),
+    /// Share of this time in which it ran.
+    pub ran: f32,
+    /// When the migrator last moved it there, and the CPUs that it was said to need.
+    pub came: (u64, f32),
 }
 
 impl Room {
@@ -113,6 +138,24 @@ impl Room {
     fn beside(self, idle: f32) -> Room {
         Room {
             spare: (self.lasting_spare - idle * self.cpus).max(0.0),
+            ..self
+        }
+    }
+
+    /// Returns the room for the thread that has used this itself. The scheduler may have moved it away from a node that is not crowded. Then the room counts the thread still, and the
+    /// thread would stay away until the next reading.
+    pub fn without(self, used: OwnUse) -> Room {
+        let (begin, end) = self.read;
+        let length = end.saturating_sub(begin).max(1) as f32;
+        let (from, to) = used.stay;
+        let ran = used.ran * to.min(end).saturating_sub(from.max(begin)) as f32 / length;
+        // A thread that came before the end of the reading counts only for the part of the time that the reading does not have.
+        let (at, cpus) = used.came;
+        let late = at.saturating_sub(begin).min(end.saturating_sub(begin)) as f32 / length;
+        let own = (ran + cpus * late).min(1.0);
+        Room {
+            spare: (self.spare - self.lacking + own).clamp(0.0, self.cpus),
+            own,
             ..self
         }
     }
@@ -211,6 +254,10 @@ pub fn arrive(lap: Option<&Lap>, here: Option<Room>, there: Option<Candidate>) -
     if wait > 0.0 && !known.is_worth(gain) {
         return 0.0;
     }
+    // The thread takes its own place again. No other thread takes it for idle.
+    if there.room.own + TICKS >= known.demand() && wait == 0.0 {
+        return 1.0;
+    }
     // As many threads at most may want to go.
     let others = here.map_or(1.0, |room| room.cpus - room.spare);
     let others = others.max(1.0) * known.crowd();
@@ -286,9 +333,7 @@ mod tests {
             spare,
             lasting_spare: spare,
             idle: spare / cpus,
-            left: 0.0,
-            crowd: None,
-            has_guests: false,
+            ..Room::default()
         }
     }
 
@@ -313,6 +358,51 @@ mod tests {
         assert_eq!(chance(lap(0.05), to(1.0, 0.0)), 0.0, "it hardly waits");
         // 100 MiB cost 105 ms more, and the thread waits 125 ms.
         assert_eq!(chance(lap(0.5), to(1.0, 1.0)), 0.0);
+    }
+
+    #[test]
+    fn a_room_counts_what_the_asking_thread_has_used_itself() {
+        let read = (1000, 2000);
+        let full = Room {
+            read,
+            ..room(2.0, 0.0)
+        };
+        let stay = |from, to| OwnUse {
+            stay: (from, to),
+            ran: 0.8,
+            came: (0, 0.0),
+        };
+        let came = |at| OwnUse {
+            came: (at, 1.0),
+            ..OwnUse::default()
+        };
+        for (used, own) in [
+            (OwnUse::default(), 0.0),
+            (stay(0, 3000), 0.8),
+            (stay(1500, 1750), 0.2),
+            (stay(2000, 3000), 0.0),
+            // It came after the reading, in its second, and before it.
+            (came(2100), 1.0),
+            (came(1250), 0.25),
+            (came(900), 0.0),
+        ] {
+            let room = full.without(used);
+            assert_eq!((room.spare, room.own), (own, own), "{used:?}");
+        }
+        let taken = Room {
+            lacking: 0.5,
+            ..full
+        };
+        assert_eq!(taken.without(came(2100)).spare, 0.5, "others came, too");
+        // No crowd on its own node delays a thread that takes its own place again.
+        let crowd = Some(room(8.0, 0.0));
+        let there = |room: Room| Candidate {
+            room,
+            ..to(0.0, -0.05)
+        };
+        let chance = |room: Room| arrive(Some(&lap(0.0)), crowd, Some(there(room)));
+        assert_eq!(chance(full.without(came(2100))), 1.0);
+        assert!(chance(room(2.0, 1.0)) < 0.1);
     }
 
     #[test]

@@ -24,7 +24,7 @@
 use jericho_sys::affinity::CpuMask;
 use jericho_sys::load::ThreadTimes;
 
-use super::crowding::{self, Candidate, Lap, Room};
+use super::crowding::{self, Candidate, Lap, OwnUse, Room};
 
 /// Threads are moved to nodes below this number. Data on higher nodes attracts no thread.
 pub const NODES: usize = 32;
@@ -122,6 +122,25 @@ struct LapBegin {
     bytes: f32,
 }
 
+/// A time in which the thread was on the node of its data.
+#[derive(Clone, Copy, Debug)]
+struct Stay {
+    node: usize,
+    from: u64,
+    to: u64,
+    /// The last lap that ended in this time.
+    lap: Option<Lap>,
+}
+
+impl Stay {
+    const NONE: Stay = Stay {
+        node: NOWHERE,
+        from: 0,
+        to: 0,
+        lap: None,
+    };
+}
+
 /// The migrator's knowledge of one thread, and what it has done to it.
 #[derive(Debug)]
 pub struct Migrator {
@@ -133,6 +152,8 @@ pub struct Migrator {
     is_hands_off: bool,
     /// No move before this time.
     not_before: u64,
+    /// No further attempt to move to its data before this time.
+    retry_at: u64,
     hold: u64,
     last_move: u64,
     /// Bytes used since the last move.
@@ -144,6 +165,10 @@ pub struct Migrator {
     lap: LapBegin,
     /// The last whole lap, and its end.
     last_lap: Option<(u64, Lap)>,
+    /// The thread's last time on the node of its data.
+    stay: Stay,
+    /// The node to which the thread was last moved, the time, and the CPUs that it was said to need.
+    came: (usize, u64, f32),
     /// The node of its data, if the thread works elsewhere because that node has too few CPUs.
     away_from: Option<usize>,
 }
@@ -167,6 +192,7 @@ impl Migrator {
             held: None,
             is_hands_off: false,
             not_before: 0,
+            retry_at: 0,
             hold: HOLD_MIN,
             last_move: 0,
             since_move: NOTHING,
@@ -178,6 +204,8 @@ impl Migrator {
                 bytes: 0.0,
             },
             last_lap: None,
+            stay: Stay::NONE,
+            came: (NOWHERE, 0, 0.0),
             away_from: None,
         }
     }
@@ -213,7 +241,7 @@ impl Migrator {
         let passed = now.saturating_sub(self.updated);
         self.updated = now;
         // A thread that shares its CPU with many others uses few bytes in a second. Its remote bytes cost as much as those of a fast thread.
-        let waits = self.recent_lap(now).map_or(0.0, |lap| lap.wait_share());
+        let waits = self.wait_share(now, passed, world);
         let factor = (-(passed as f32) * (1.0 - waits) / HALF_LIFE as f32).exp2();
         for used in &mut self.window {
             used.all *= factor;
@@ -223,6 +251,18 @@ impl Migrator {
         if let Some(held) = &mut self.held {
             held.used = now;
         }
+    }
+
+    /// Returns the share of the last `passed` nanoseconds in which the thread waited for a CPU.
+    fn wait_share(&self, now: u64, passed: u64, world: &mut impl World) -> f32 {
+        if let Some(lap) = self.recent_lap(now) {
+            return lap.wait_share();
+        }
+        if passed <= LAP_MAX {
+            return 0.0;
+        }
+        let waited = self.times_in_lap(world).map_or(0, |times| times.waited_ns);
+        (waited as f32 / (now - self.lap.at).max(1) as f32).min(1.0)
     }
 
     /// Releases a held thread that has not used data for [`IDLE`]. A thread that makes another call calls this.
@@ -250,9 +290,10 @@ impl Migrator {
     /// Returns how long the thread has run and waited since the begin of the lap.
     fn times_in_lap(&self, world: &mut impl World) -> Option<ThreadTimes> {
         let (now, begin) = (world.times()?, self.lap.times?);
+        // A child of fork(2) has a copy of its parent's lap, and its own times.
         Some(ThreadTimes {
-            ran_ns: now.ran_ns.saturating_sub(begin.ran_ns),
-            waited_ns: now.waited_ns.saturating_sub(begin.waited_ns),
+            ran_ns: now.ran_ns.checked_sub(begin.ran_ns)?,
+            waited_ns: now.waited_ns.checked_sub(begin.waited_ns)?,
         })
     }
 
@@ -273,6 +314,7 @@ impl Migrator {
             return;
         }
         let total = self.total();
+        self.note_stay(now, total, world);
         if let Some(lap) = self.end_lap(now, world)
             && self.maybe_leave(now, total, &lap, world)
         {
@@ -280,12 +322,25 @@ impl Migrator {
         }
         match self.held {
             None => self.maybe_move(now, total, world),
-            Some(held) => self.maybe_release(now, total, held, world),
+            Some(held) => {
+                // The release may have found that the program has chosen the CPUs.
+                if self.maybe_release(now, total, held, world) && !self.is_hands_off {
+                    self.maybe_move(now, total, world);
+                }
+            }
+        }
+    }
+
+    /// Decides from the window, for policy *always*: releases a held thread that uses other data. It looks at no CPUs. [`Migrator::hold_on`] does the rest.
+    pub fn decide_always(&mut self, now: u64, world: &mut impl World) {
+        self.end_lap(now, world);
+        if let Some(held) = self.held {
+            self.maybe_release(now, self.total(), held, world);
         }
     }
 
     fn maybe_move(&mut self, now: u64, total: f32, world: &mut impl World) {
-        if now < self.not_before {
+        if now < self.not_before.max(self.retry_at) {
             return;
         }
         let node = self.dominant(total);
@@ -297,7 +352,7 @@ impl Migrator {
             return;
         }
         // Whether this move succeeds or not, the next attempt waits.
-        self.not_before = now + HOLD_MIN;
+        self.retry_at = now + HOLD_MIN;
         let here = world.here();
         if here == Some(node) {
             // The kernel has brought it back.
@@ -321,9 +376,49 @@ impl Migrator {
             self.release(world);
         }
         self.away_from = None;
-        let lap = self.recent_lap(now);
-        world.moves(now, here, node, lap.map_or(1.0, |lap| lap.demand()));
+        let cpus = self.recent_lap(now).map_or(1.0, |lap| lap.demand());
+        self.came = (node, now, cpus);
+        world.moves(now, here, node, cpus);
         self.moved(now, again);
+    }
+
+    /// Notes that the thread is on the node of its data, if it is.
+    fn note_stay(&mut self, now: u64, total: f32, world: &mut impl World) {
+        let Some(node) = world
+            .here()
+            .filter(|here| self.dominant(total) == Some(*here))
+        else {
+            return;
+        };
+        if self.stay.node != node || now - self.stay.to > CHECK_EVERY {
+            self.stay = Stay {
+                node,
+                from: now,
+                ..Stay::NONE
+            };
+        }
+        self.stay.to = now;
+    }
+
+    /// Returns what the thread itself has used of `node`. Nothing if it waited there: then other threads have taken its place.
+    fn own_use(&self, now: u64, node: usize) -> OwnUse {
+        let stay = Some(self.stay).filter(|stay| stay.node == node);
+        let (came_to, at, cpus) = self.came;
+        let lap = stay
+            .and_then(|stay| stay.lap)
+            .or_else(|| self.recent_lap(now));
+        if lap.is_some_and(|lap| crowding::waits(&lap)) {
+            return OwnUse::default();
+        }
+        OwnUse {
+            stay: stay.map_or((0, 0), |stay| (stay.from, stay.to)),
+            ran: lap.map_or(0.0, |lap| lap.ran / lap.elapsed.max(1.0)),
+            came: if came_to == node {
+                (at, cpus)
+            } else {
+                (0, 0.0)
+            },
+        }
     }
 
     /// Returns whether the thread may move to its data on `node` now.
@@ -334,9 +429,10 @@ impl Migrator {
         here: Option<usize>,
         world: &mut impl World,
     ) -> bool {
+        let used = self.own_use(now, node);
         let there = world.room(now, node).map(|room| Candidate {
             node,
-            room,
+            room: room.without(used),
             more_ns: here.map_or(0.0, |here| -world.remote_ns(here, node)),
         });
         let room = here.and_then(|here| world.room(now, here));
@@ -351,20 +447,23 @@ impl Migrator {
         if elapsed < CHECK_EVERY {
             return None;
         }
-        let times = world.times();
-        self.lap = LapBegin {
-            at: now,
-            times,
-            bytes: 0.0,
-        };
+        let times = self.times_in_lap(world);
+        self.begin_lap(now, world);
         self.last_lap = None;
-        let (before, after) = (begin.times?, times?);
-        let lap = Lap::between(before, after, elapsed, begin.bytes);
+        let lap = Lap::new(times?, elapsed, begin.bytes);
         if lap.elapsed - lap.waited > LAP_MAX as f32 {
             return None;
         }
         self.last_lap = Some((now, lap));
         Some(lap)
+    }
+
+    fn begin_lap(&mut self, now: u64, world: &mut impl World) {
+        self.lap = LapBegin {
+            at: now,
+            times: world.times(),
+            bytes: 0.0,
+        };
     }
 
     fn recent_lap(&self, now: u64) -> Option<Lap> {
@@ -379,6 +478,7 @@ impl Migrator {
         };
         if here == home {
             self.away_from = None;
+            self.stay.lap = Some(*lap);
         }
         world.saw(here, lap.crowd(), here != home);
         if self.is_held_always() || now < self.not_before || !crowding::waits(lap) {
@@ -412,6 +512,9 @@ impl Migrator {
         self.release(world);
         self.away_from = (advice.node != home).then_some(home);
         self.nudged = (advice.node, 1);
+        self.came = (advice.node, now, lap.demand());
+        // Other threads take the CPU that it leaves.
+        self.stay = Stay::NONE;
         world.moves(now, Some(here), advice.node, lap.demand());
         self.moved(now, false);
         true
@@ -438,23 +541,29 @@ impl Migrator {
         }
     }
 
-    fn maybe_release(&mut self, now: u64, total: f32, held: HeldThread, world: &mut impl World) {
+    /// Releases a held thread that uses other data. Returns whether it did.
+    fn maybe_release(
+        &mut self,
+        now: u64,
+        total: f32,
+        held: HeldThread,
+        world: &mut impl World,
+    ) -> bool {
         if now - held.checked >= CHECK_EVERY {
             if world.mask() != Some(held.set) {
-                return self.leave_alone();
+                self.leave_alone();
+                return false;
             }
             self.held = Some(HeldThread {
                 checked: now,
                 ..held
             });
         }
-        if self.window[held.node].all < LOST * total {
+        let is_lost = self.window[held.node].all < LOST * total;
+        if is_lost {
             self.release(world);
-            // The release may have found that the program has chosen the CPUs.
-            if !self.is_hands_off {
-                self.maybe_move(now, total, world);
-            }
         }
+        is_lost
     }
 
     /// Holds the thread on `home`, after an access under *always* to data of `home` found the thread on another node.
@@ -478,6 +587,8 @@ impl Migrator {
         if !self.narrow(now, home, true, world) {
             self.refused = (home, now + CHECK_EVERY);
         }
+        // `release_if_idle` compares the time without use with the waiting in the lap. The last lap may have begun long ago.
+        self.begin_lap(now, world);
     }
 
     /// Restores the mask that was found, unless the program has set another one since. A fork, an exec or a new thread inherits

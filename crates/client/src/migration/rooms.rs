@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use jericho_sys::affinity::CpuMask;
 use jericho_sys::load::{self, CpuTime};
 
 use super::crowding::{LAPS_PER_READING, Room};
@@ -21,9 +22,13 @@ type Milli = AtomicU32;
 pub struct Rooms {
     /// When the times were read; 0: never.
     read_at: AtomicU64,
+    /// When they were read before.
+    read_before: AtomicU64,
     nodes: [NodeRoom; NODES],
     /// The last reading.
     times: Mutex<[NodeTime; NODES]>,
+    /// The CPUs that count: those on which a thread that has read the times may run.
+    allowed: Mutex<CpuMask>,
 }
 
 struct NodeRoom {
@@ -72,6 +77,7 @@ impl Rooms {
     pub const fn new() -> Rooms {
         Rooms {
             read_at: AtomicU64::new(0),
+            read_before: AtomicU64::new(0),
             nodes: [const {
                 NodeRoom {
                     idle: AtomicU32::new(0),
@@ -87,13 +93,29 @@ impl Rooms {
                 }
             }; NODES],
             times: Mutex::new([NO_TIME; NODES]),
+            allowed: Mutex::new(CpuMask::EMPTY),
         }
     }
 
     /// Returns the room on a node. Reads the CPUs' times again when the last reading is a second old. Returns `None` before the second reading, when
     /// the last two readings were too far apart, and for a node without CPUs.
-    pub fn room(&self, now: u64, nodes: &Nodes, node: usize) -> Option<Room> {
-        self.room_by(now, node, |times| read_times(nodes, times))
+    ///
+    /// `mask` returns the CPUs on which the calling thread may run. The CPUs of all threads that have read the times so far count. So a process that may use a part of the
+    /// machine only does not see the idle CPUs of the rest.
+    pub fn room(
+        &self,
+        now: u64,
+        nodes: &Nodes,
+        node: usize,
+        mask: impl FnOnce() -> Option<CpuMask>,
+    ) -> Option<Room> {
+        self.room_by(now, node, |times| {
+            let (Some(mask), Ok(mut allowed)) = (mask(), self.allowed.try_lock()) else {
+                return false;
+            };
+            *allowed = allowed.or(&mask);
+            read_times(nodes, &allowed, times)
+        })
     }
 
     /// Does the same with times from `read`, which returns false if it fails.
@@ -111,10 +133,15 @@ impl Rooms {
                 .read_at
                 .compare_exchange(at, now.max(1), Relaxed, Relaxed);
             if won.is_ok() {
+                self.read_before.store(at, Relaxed);
                 self.update(read, at != 0 && age < STALE);
             }
         }
-        self.nodes.get(node)?.room()
+        let read = [&self.read_before, &self.read_at].map(|at| at.load(Relaxed));
+        Some(Room {
+            read: read.into(),
+            ..self.nodes.get(node)?.room()?
+        })
     }
 
     /// Records that a thread of this process, which needs this many CPUs, moves between two nodes.
@@ -150,7 +177,8 @@ impl Rooms {
         for ((node, new), old) in self.nodes.iter().zip(&times).zip(last.iter()) {
             let idle = new.time.idle.saturating_sub(old.time.idle);
             let all = new.time.busy.saturating_sub(old.time.busy) + idle;
-            let known = is_read && is_fresh && all > 0;
+            // With other CPUs, the difference of the two sums is no time.
+            let known = is_read && is_fresh && all > 0 && new.cpus == old.cpus;
             let thousandths = (idle * 1000).checked_div(all).unwrap_or(0) as u32;
             node.set(known.then_some(thousandths), new.cpus);
         }
@@ -158,8 +186,11 @@ impl Rooms {
     }
 }
 
-fn read_times(nodes: &Nodes, times: &mut [NodeTime; NODES]) -> bool {
+fn read_times(nodes: &Nodes, allowed: &CpuMask, times: &mut [NodeTime; NODES]) -> bool {
     let read = load::cpu_times(|cpu, time| {
+        if !allowed.contains(cpu) {
+            return;
+        }
         if let Some(sum) = nodes.node_of(cpu).and_then(|node| times.get_mut(node)) {
             sum.time.busy += time.busy;
             sum.time.idle += time.idle;
@@ -174,7 +205,8 @@ impl NodeRoom {
         let idle = self.idle.load(Relaxed).checked_sub(1)?;
         let cpus = self.cpus.load(Relaxed) as f32;
         let milli = |count: &Milli| count.load(Relaxed) as f32 / 1000.0;
-        let spare = |idle: u32| (cpus * idle as f32 / 1000.0 - milli(&self.came)).max(0.0);
+        let free = |idle: u32| cpus * idle as f32 / 1000.0 - milli(&self.came);
+        let spare = |idle: u32| free(idle).max(0.0);
         let before = self.idle_before.load(Relaxed).saturating_sub(1);
         Some(Room {
             cpus,
@@ -187,6 +219,8 @@ impl NodeRoom {
                 .into_iter()
                 .find(|crowd| *crowd > 0.0),
             has_guests: self.guests.load(Relaxed) || self.guests_before.load(Relaxed),
+            lacking: (-free(idle)).max(0.0),
+            ..Room::default()
         })
     }
 
@@ -213,12 +247,13 @@ mod tests {
     fn shares_need_two_readings_and_none_that_is_stale() {
         let nodes = Nodes::new(|_| 0);
         let rooms = Rooms::new();
-        assert_eq!(rooms.room(1, &nodes, 0), None);
-        assert_eq!(rooms.room(READ_EVERY / 2, &nodes, 0), None, "too soon");
+        let all = || Some(CpuMask::ALL);
+        assert_eq!(rooms.room(1, &nodes, 0, all), None);
+        assert_eq!(rooms.room(READ_EVERY / 2, &nodes, 0, all), None, "too soon");
         // Kernel ticks are long: repeats until the kernel has counted one.
         let mut now = READ_EVERY + 1;
         let room = loop {
-            if let Some(room) = rooms.room(now, &nodes, 0) {
+            if let Some(room) = rooms.room(now, &nodes, 0, all) {
                 break room;
             }
             now += READ_EVERY;
@@ -227,8 +262,53 @@ mod tests {
         load::cpu_times(|_, _| cpus += 1).unwrap();
         assert_eq!(room.cpus, cpus as f32);
         assert!((0.0..=room.cpus).contains(&room.spare), "{room:?}");
-        assert_eq!(rooms.room(now, &nodes, 1), None, "a node without CPUs");
-        assert_eq!(rooms.room(now + STALE, &nodes, 0), None, "too long ago");
+        let room = rooms.room(now, &nodes, 1, all);
+        assert_eq!(room, None, "a node without CPUs");
+        let room = rooms.room(now + STALE, &nodes, 0, all);
+        assert_eq!(room, None, "too long ago");
+    }
+
+    #[test]
+    fn cpus_that_the_program_may_not_use_are_no_room() {
+        let nodes = Nodes::new(|_| 0);
+        let rooms = Rooms::new();
+        let first = || Some([0].into_iter().collect());
+        let mut now = 1;
+        let mut cpus_by = |mask: &dyn Fn() -> Option<CpuMask>| {
+            loop {
+                now += READ_EVERY;
+                if let Some(room) = rooms.room(now, &nodes, 0, mask) {
+                    break room.cpus;
+                }
+            }
+        };
+        assert_eq!(cpus_by(&first), 1.0);
+        let mut cpus = 0;
+        load::cpu_times(|_, _| cpus += 1).unwrap();
+        assert_eq!(cpus_by(&|| Some(CpuMask::ALL)), cpus as f32);
+        assert_eq!(cpus_by(&first), cpus as f32, "another thread may use them");
+    }
+
+    #[test]
+    fn no_share_is_known_when_a_node_has_got_cpus() {
+        let rooms = Rooms::new();
+        let read = |cpus: u32, idle: u64| {
+            move |times: &mut [NodeTime; NODES]| {
+                times[0] = NodeTime {
+                    time: CpuTime { busy: 100, idle },
+                    cpus,
+                };
+                true
+            }
+        };
+        let room = |at: u64, cpus, idle| {
+            let room = rooms.room_by(at * READ_EVERY, 0, read(cpus, idle));
+            room.map(|room| room.spare)
+        };
+        assert_eq!(room(1, 1, 100), None);
+        assert_eq!(room(2, 1, 200), Some(1.0));
+        assert_eq!(room(3, 2, 9000), None);
+        assert_eq!(room(4, 2, 9100), Some(2.0));
     }
 
     #[test]

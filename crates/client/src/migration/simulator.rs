@@ -473,6 +473,35 @@ fn threads_do_not_leave_for_a_node_whose_threads_pause() {
     }
 }
 
+/// Lets the kernel move one thread to a random node once in 300 milliseconds, for six seconds. Returns the share of time that the threads are away from their data.
+fn scattered(scene: &Scene) -> f64 {
+    let mut machine = Machine::new(scene);
+    let threads = scene.threads.len();
+    let mut away = 0;
+    for step in 0..600 {
+        if step % 30 == 29 {
+            let [at, node] = [threads, scene.cpus.len()]
+                .map(|many| (random(&mut machine.random) * many as f32) as usize);
+            if machine.threads[at].mask[node] {
+                machine.threads[at].node = node;
+            }
+        }
+        machine.step(true);
+        away += machine.away();
+    }
+    away as f64 / 600.0 / threads as f64
+}
+
+#[test]
+fn a_thread_takes_its_own_place_again_after_the_kernel_has_moved_it_away() {
+    // In the second case, each thread is away for the 250 ms between two moves, once in about 1.2 seconds.
+    for (nodes, cpus, share_max) in [(4, 2, 0.05), (8, 1, 0.25)] {
+        let shares = (0..16).map(|seed| scattered(&spread(nodes, cpus, 4, seed)));
+        let share = shares.sum::<f64>() / 16.0;
+        assert!(share < share_max, "{nodes} nodes: {share}");
+    }
+}
+
 #[test]
 fn threads_that_the_kernel_scatters_again_and_again_are_with_their_data_in_the_end() {
     for (nodes, cpus, threads) in [(4, 2, 16), (8, 1, 64), (8, 1, 16), (2, 4, 16)] {

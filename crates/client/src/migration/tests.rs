@@ -122,10 +122,7 @@ impl World for Machine {
             cpus: 4.0,
             spare: 4.0 * (*self.idle.get(node)?)?,
             lasting_spare: 4.0 * (*self.idle.get(node)?)?,
-            left: 0.0,
-            crowd: None,
-            idle: 0.0,
-            has_guests: false,
+            ..Room::default()
         })
     }
 
@@ -395,6 +392,70 @@ fn a_held_thread_that_waits_beside_idle_cpus_works_away_until_there_is_room() {
     assert_eq!((m.node(), m.mask), (2, m.own));
     assert!(!migrator.works_away());
     assert_eq!(m.moved_to[m.moved_to.len() - 2..], [0, 2]);
+}
+
+#[test]
+fn a_failed_attempt_to_come_home_does_not_keep_a_thread_from_leaving() {
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
+    // The node 2 of its data is full. Node 1 is idle. On its own node, it waits for half of the time.
+    m.idle = [Some(0.5), Some(1.0), Some(0.0), None];
+    for _ in 0..10_000 {
+        m.waited += if m.node() == 0 { MS / 2 } else { 0 };
+        m.uses(&mut migrator, 2, MIB, MS);
+    }
+    assert_eq!(m.node(), 1);
+}
+
+#[test]
+fn a_thread_that_waits_for_seconds_between_two_decisions_comes_to_its_data() {
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
+    for _ in 0..10 {
+        m.waited += 2 * IDLE;
+        m.uses(&mut migrator, 2, 2 * MIB, 2 * IDLE + 10 * MS);
+    }
+    assert_eq!(m.node(), 2);
+}
+
+#[test]
+fn the_times_of_a_parent_tell_nothing_about_a_child_of_fork() {
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
+    m.idle = [Some(0.5), None, Some(0.0), None];
+    (m.now, m.waited) = (10_000 * MS, 5_000 * MS);
+    migrator.advance(m.now, &mut m);
+    migrator.decide(m.now, &mut m);
+    // The child begins, with data on a full node.
+    (m.waited, m.slept) = (0, m.now);
+    for _ in 0..1000 {
+        m.uses(&mut migrator, 2, MIB, MS);
+    }
+    assert_eq!(m.sets, []);
+}
+
+#[test]
+fn policy_always_looks_at_no_cpus() {
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
+    m.cpu = 8;
+    m.idle = [Some(0.9), None, Some(0.0), None];
+    for _ in 0..3000 {
+        (m.now, m.waited) = (m.now + MS, m.waited + MS / 2);
+        migrator.advance(m.now, &mut m);
+        migrator.used(2, MIB, 0);
+        migrator.decide_always(m.now, &mut m);
+    }
+    assert_eq!(m.sets, []);
+}
+
+#[test]
+fn a_thread_that_policy_always_holds_is_released_whatever_it_waited_before() {
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
+    m.uses(&mut migrator, 0, MIB, IDLE);
+    // It has waited for long when its first remote access comes.
+    (m.now, m.waited) = (m.now + 100 * IDLE, m.waited + 100 * IDLE);
+    migrator.hold_on(m.now, 2, &mut m);
+    assert_eq!(migrator.held_on(), Some(2));
+    m.now += IDLE + 1;
+    migrator.release_if_idle(m.now, &mut m);
+    assert_eq!(migrator.held_on(), None);
 }
 
 #[test]

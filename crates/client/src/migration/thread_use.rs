@@ -40,6 +40,8 @@ pub struct ThreadUse {
     due: Cell<u32>,
     is_held: Cell<bool>,
     is_held_always: Cell<bool>,
+    /// The last use was under *always*.
+    is_always: Cell<bool>,
     /// The thread works on another node than that of its data, because that node has too few CPUs.
     works_away: Cell<bool>,
     /// The node to which the thread's companions should come (`NOTHING`: none), and when the thread last had one.
@@ -57,6 +59,7 @@ impl ThreadUse {
             due: Cell::new(NOTHING),
             is_held: Cell::new(false),
             is_held_always: Cell::new(false),
+            is_always: Cell::new(false),
             works_away: Cell::new(false),
             companions_due: Cell::new(NOTHING),
             companions_at: Cell::new(0),
@@ -80,6 +83,9 @@ impl ThreadUse {
         let remote = home != cpu_node;
         if remote && policy == ThreadPolicy::Always {
             self.due.set(u32::from(home));
+        }
+        if policy != ThreadPolicy::Never {
+            self.is_always.set(policy == ThreadPolicy::Always);
         }
         let node = match policy {
             ThreadPolicy::Never => NOWHERE,
@@ -131,7 +137,10 @@ impl ThreadUse {
                 migrator.used(node, local.take().into(), remote.take().into());
             }
             // A thread that is held under *always* stays held until the window shows that it uses other data.
-            migrator.decide(now, &mut world);
+            match self.is_always.get() {
+                true => migrator.decide_always(now, &mut world),
+                false => migrator.decide(now, &mut world),
+            }
         }
         if due != DECISION {
             migrator.hold_on(now, due as usize, &mut world);
@@ -274,7 +283,8 @@ impl World for Myself {
     }
 
     fn room(&mut self, now: u64, node: usize) -> Option<Room> {
-        ROOMS.room(now, self.nodes, node)
+        let mask = || affinity::mask(None).ok();
+        ROOMS.room(now, self.nodes, node, mask)
     }
 
     fn moves(&mut self, now: u64, from: Option<usize>, to: usize, cpus: f32) {

@@ -24,7 +24,7 @@ use jericho_client::migration::migrator::NODES;
 use jericho_client::migration::nodes::Nodes;
 use jericho_client::migration::rooms::Rooms;
 use jericho_format::threads::ThreadPolicy;
-use jericho_sys::affinity;
+use jericho_sys::affinity::{self, CpuMask};
 use parking_lot::Mutex;
 
 use super::companions::{Companions, NARROW_COMPANIONS_MAX};
@@ -128,7 +128,8 @@ impl PlacerContext {
 
     /// Returns the room for threads on a node, if it is known.
     pub fn room(&self, node: usize) -> Option<Room> {
-        self.rooms.room(self.now_ns(), &self.nodes, node)
+        let all = || Some(CpuMask::ALL);
+        self.rooms.room(self.now_ns(), &self.nodes, node, all)
     }
 }
 
