@@ -214,9 +214,14 @@ impl Slice {
         gone
     }
 
-    /// Returns how many frames of a leaving range still have memory; 0 for another range.
+    /// Returns how many frames of a leaving range still have memory; 0 for another range. An unused frame has its memory until `give_back` has freed it.
     pub fn frames_left(&self, range: u32) -> u32 {
-        self.shared.lock().frames.used_of_leaving(range)
+        let giving = self.shared.giving_back.lock();
+        let Some(partly) = giving.ranges.get(&range) else {
+            return 0;
+        };
+        let frames = self.shared.context.memory.geometry().spill_range(range);
+        frames.len() as u32 - partly.lost_frames() as u32
     }
 
     /// Frees memory that accesses to frames without memory have allocated. A reader that looked a page up before it left allocates a page of zeros when
