@@ -305,6 +305,34 @@ fn frames_count_as_left_until_their_memory_is_freed() {
 }
 
 #[test]
+fn a_range_leaves_while_others_begin_to_leave_all_the_time() {
+    const RANGES: u32 = 200;
+    // One call searches 65536 entries, a third of the table.
+    const CALLS: u32 = 3;
+    let bed = bed_with(4 * MANY, RANGES);
+    let entries = bed.slice.memory().geometry().entries();
+    assert_eq!(entries.div_ceil(1 << 16), CALLS);
+    bed.take(0, 0);
+    // Fewer pages than one visit takes.
+    bed.fill(u64::from(FRAMES_MIN) + 20);
+    let grant = bed.get(bed.spilled());
+    let mut next = 0;
+    let mut leave = |calls| {
+        let mut gone = vec![];
+        for _ in 0..calls {
+            gone.extend(bed.slice.give_back(&[next], Duration::ZERO));
+            next += 1;
+            bed.take(next, 0);
+        }
+        gone.contains(&0)
+    };
+    assert!(!leave(2 * CALLS), "a page is in use");
+    assert_eq!(bed.slice.frames_left(0), 1, "the rest has gone");
+    drop(grant);
+    assert!(leave(2 * CALLS), "the page is visited again");
+}
+
+#[test]
 fn a_range_without_pages_goes_at_once_beside_one_with_a_page_in_use() {
     let bed = filled();
     bed.take(1, 0);
