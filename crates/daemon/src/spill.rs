@@ -201,6 +201,8 @@ pub(crate) struct Spiller {
     home_bytes: Mutex<Vec<u64>>,
     bell: Arc<Bell>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// [`LEAVE_MAX`], except in tests.
+    leave_max: Duration,
 }
 
 impl Spiller {
@@ -251,6 +253,7 @@ impl Spiller {
             home_bytes: Mutex::new(home_bytes),
             bell,
             thread: Mutex::default(),
+            leave_max: LEAVE_MAX,
         }
     }
 
@@ -352,7 +355,7 @@ impl Spiller {
             .collect();
         let any = !leaving.is_empty();
         // First what goes soon, so that a slice with a page in use delays no other one.
-        for time_max in [LEAVE_MAX / 10, LEAVE_MAX] {
+        for time_max in [self.leave_max / 10, self.leave_max] {
             let time_max = time_max / leaving.len().max(1) as u32;
             for spilling in &mut leaving {
                 if self.bell.signals.lock().is_closing {

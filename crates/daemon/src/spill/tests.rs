@@ -42,13 +42,13 @@ struct Bed {
 
 impl Bed {
     /// Returns a slice with the smallest number of frames at home, and `ranges` ranges. `others`: the nodes beside node 0, as in a topology file.
+    /// `change` changes the topology for the rounds.
     fn new(ranges: u32, others: &str, change: impl FnOnce(&mut Topology)) -> Bed {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("topology");
         let nodes = format!("node 0 cpus=0 memory=64M\n{others}");
         std::fs::write(&file, nodes).unwrap();
         let mut topology = Topology::from_spec(file.to_str().unwrap()).unwrap();
-        change(&mut topology);
         let config = Config {
             id: 0,
             frames: FRAMES_MIN,
@@ -57,8 +57,16 @@ impl Bed {
             dirty_age: Duration::from_secs(3600),
         };
         let slice = Slice::start_spilling(&config, ranges * SPILL_FRAMES, &[]).unwrap();
+        change(&mut topology);
         let spiller = Spiller::new([(slice.clone(), NodeId(0))], &topology);
         Bed { slice, spiller }
+    }
+
+    /// Gives a range memory of a node.
+    fn take(&self, range: usize, node: usize) {
+        let rounds = &mut *self.spiller.rounds.lock();
+        let taken = self.spiller.take(&mut rounds.slices[0], range, node);
+        assert!(taken.unwrap());
     }
 
     /// Says how much of node 0 is available from now on, while no range has memory of it.
@@ -84,10 +92,7 @@ impl Bed {
 fn a_range_comes_home_also_when_a_page_in_use_has_kept_it_for_a_round() {
     let bed = Bed::new(1, "node 1 memory=1G\n", |_| {});
     bed.leave_at_home(0);
-    {
-        let rounds = &mut *bed.spiller.rounds.lock();
-        assert!(bed.spiller.take(&mut rounds.slices[0], 0, 1).unwrap());
-    }
+    bed.take(0, 1);
     // The last page is in the range. All frames at home become free again, so that the slice needs none.
     let last = u64::from(FRAMES_MIN);
     let grants: Vec<Grant> = (0..=last).map(|page| bed.get(page)).collect();
@@ -144,6 +149,28 @@ fn a_slice_takes_no_more_in_a_round_when_a_node_refuses() {
         .map(|held| held.node)
         .collect();
     assert_eq!(nodes, [[0; 8], [2; 8]].concat());
+}
+
+#[test]
+fn no_further_range_leaves_while_the_memory_of_one_is_not_free_yet() {
+    // One search of the table, in three parts, takes more than a round.
+    let mut bed = Bed::new(200, "node 1 memory=16M\n", |_| {});
+    bed.spiller.leave_max = Duration::ZERO;
+    bed.leave_at_home(0);
+    (0..4).for_each(|range| bed.take(range, 1));
+    // The last range has pages in use and unused frames.
+    let before = u64::from(FRAMES_MIN + 3 * SPILL_FRAMES);
+    (0..before).for_each(|page| drop(bed.get(page)));
+    let grants: Vec<Grant> = (before..before + 300).map(|page| bed.get(page)).collect();
+    // Node 1 lacks 2 MiB to have plenty, also with the unused frames of one range.
+    bed.spiller.home_bytes.lock()[1] = 12 * MIB;
+    for _ in 0..2 {
+        bed.spiller.round();
+        let ranges = bed.ranges();
+        let staying = ranges.iter().flatten().filter(|held| !held.is_leaving);
+        assert_eq!(staying.count(), 3);
+    }
+    drop(grants);
 }
 
 #[test]
