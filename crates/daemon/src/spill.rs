@@ -67,12 +67,16 @@ impl Plan {
             return (promised, 0);
         }
         let home = self.room.giver(home);
-        let node = self.room.look(&self.used_bytes)[home];
-        let room_bytes = node.available_bytes.saturating_sub(node.low_bytes());
-        // The slices at home on a node share its room.
-        let unplanned = &mut self.unplanned[home];
-        let room_bytes = room_bytes / (*unplanned).max(1);
-        *unplanned = unplanned.saturating_sub(1);
+        let look = self.room.look(&self.used_bytes);
+        let node = &look.nodes[home];
+        let node_room_bytes = node.available_bytes.saturating_sub(node.low_bytes());
+        let room_bytes = share_of_room(
+            node_room_bytes,
+            look.group_room_bytes,
+            self.unplanned[home],
+            self.unplanned.iter().sum(),
+        );
+        self.unplanned[home] = self.unplanned[home].saturating_sub(1);
         // The tables of all frames are at home, also those of frames elsewhere.
         let tables_bytes = bookkeeping_bytes(promised);
         let room_bytes = room_bytes.saturating_sub(tables_bytes);
@@ -80,6 +84,14 @@ impl Plan {
         self.used_bytes[home] += u64::from(divided.0) * PAGE_BYTES + tables_bytes;
         divided
     }
+}
+
+/// Returns the room for the next slice. The slices at home on its node that are not planned yet (`at_home`, with it) share the room of the node, and all
+/// such slices (`everywhere`) share what a control group leaves.
+fn share_of_room(node_bytes: u64, group_bytes: Option<u64>, at_home: u64, everywhere: u64) -> u64 {
+    let of_node = node_bytes / at_home.max(1);
+    let of_group = group_bytes.map(|bytes| bytes / everywhere.max(1));
+    of_group.map_or(of_node, |of_group| of_node.min(of_group))
 }
 
 /// Returns how many of `promised` frames are at home, and how many in spill ranges. Those at home fit into `room_bytes`, but are at least `FRAMES_MIN`. If
@@ -386,8 +398,10 @@ impl Spiller {
             ranges: spilling.ranges.clone(),
         };
         let nodes = self.topology.nodes.iter();
+        let look = self.room.look(&used_bytes);
         let mut view = View {
-            nodes: self.room.look(&used_bytes),
+            nodes: look.nodes,
+            shared_available_bytes: look.shared_available_bytes,
             slices: slices.iter().map(view_of).collect(),
             distances: nodes.map(|node| node.distances.clone()).collect(),
         };

@@ -193,6 +193,23 @@ fn slices_at_home_on_one_node_share_its_room() {
 }
 
 #[test]
+fn all_slices_share_the_room_of_a_control_group() {
+    // Eight slices on eight nodes, of which each has as much as the group.
+    let mut group_bytes = 128 * MIB;
+    for everywhere in (1..=8).rev() {
+        let share = share_of_room(128 * MIB, Some(group_bytes), 1, everywhere);
+        assert_eq!(share, 16 * MIB);
+        group_bytes -= share;
+    }
+    // A slice whose node has less leaves more to others.
+    assert_eq!(share_of_room(10 * MIB, Some(100 * MIB), 2, 4), 5 * MIB);
+    assert_eq!(share_of_room(10 * MIB, Some(95 * MIB), 1, 3), 10 * MIB);
+    // Without a group, nodes share nothing.
+    assert_eq!(share_of_room(128 * MIB, None, 1, 8), 128 * MIB);
+    assert_eq!(share_of_room(128 * MIB, None, 0, 0), 128 * MIB);
+}
+
+#[test]
 fn a_slice_gets_what_fits_at_home_and_the_rest_up_to_its_bound_elsewhere() {
     let mib = |n: u64| n << 20;
     let frames = |mib: u32| mib << 8;
