@@ -32,6 +32,9 @@ const IDLE_PERIOD: Duration = Duration::from_secs(10);
 const LEAVE_MAX: Duration = Duration::from_millis(100);
 /// Time for which a node is left out after the kernel has taken memory of another node instead.
 const REFUSED: Duration = Duration::from_secs(5);
+/// Shortest time in which no slice gives a range back to take memory of a node that has refused its own slices memory. It doubles with each refusal.
+const PAUSE_MIN: Duration = REFUSED;
+const PAUSE_MAX: Duration = Duration::from_secs(640);
 
 /// The frames of slices at a mount.
 pub(crate) struct Plan {
@@ -119,12 +122,32 @@ struct Spilling {
     comes_home: Option<usize>,
 }
 
+/// A time in which no slice gives a range back to take memory of its home node for it. The node has refused memory: all that it has available is in
+/// cached files. Each attempt to come home costs the clean pages of a range.
+struct Pause {
+    until: Instant,
+    length: Duration,
+}
+
+impl Pause {
+    /// Returns the pause after a refusal. `before`: the pause after the one before.
+    fn after(before: Option<&Pause>, now: Instant) -> Pause {
+        let length = before.map_or(PAUSE_MIN, |before| (2 * before.length).min(PAUSE_MAX));
+        Pause {
+            until: now + length,
+            length,
+        }
+    }
+}
+
 /// What the rounds of the thread share.
 #[derive(Default)]
 struct Rounds {
     slices: Vec<Spilling>,
     /// For each node that has refused memory lately, when it did.
     refused: BTreeMap<usize, Instant>,
+    /// For each node that has refused its own slices memory since it last gave any, the pause of coming home.
+    pauses: BTreeMap<usize, Pause>,
     /// The last round has failed to take memory. The log tells only the first one in a row.
     has_failed: bool,
 }
@@ -323,6 +346,7 @@ impl Spiller {
                 match self.take(&mut rounds.slices[slice], range, node) {
                     Ok(true) => {
                         taken[slice] += 1;
+                        rounds.pauses.remove(&node);
                         continue;
                     }
                     Ok(false) => {}
@@ -336,7 +360,12 @@ impl Spiller {
                         has_failed = true;
                     }
                 }
-                rounds.refused.insert(node, Instant::now());
+                let now = Instant::now();
+                rounds.refused.insert(node, now);
+                if node == rounds.slices[slice].home {
+                    let pause = Pause::after(rounds.pauses.get(&node), now);
+                    rounds.pauses.insert(node, pause);
+                }
             }
             if rounds.refused.len() == refused_before {
                 break;
@@ -407,6 +436,9 @@ impl Spiller {
         };
         for node in rounds.refused.keys() {
             view.nodes[*node].is_refusing = true;
+        }
+        for (node, pause) in &rounds.pauses {
+            view.nodes[*node].may_call_home = Instant::now() >= pause.until;
         }
         view
     }

@@ -30,6 +30,8 @@ pub(super) struct NodeView {
     pub may_lend: bool,
     /// The kernel has lately taken memory of another node instead: the node has cached files and no free memory.
     pub is_refusing: bool,
+    /// Slices at home on the node may give ranges back to take memory of the node for them. Not after the node has refused its own slices memory.
+    pub may_call_home: bool,
 }
 
 impl NodeView {
@@ -183,12 +185,13 @@ impl View {
         needed_bytes.saturating_sub(view.available_bytes)
     }
 
-    /// Returns the farthest range of a slice, if all its ranges have memory and its home node has plenty. The slice gives this range back,
-    /// to take memory at home.
+    /// Returns the farthest range of a slice, if all its ranges have memory, its home node has plenty, and slices may come home to this node. The slice
+    /// gives this range back, to take memory at home.
     pub fn to_bring_home(&self, slice: usize) -> Option<Place> {
         let view = &self.slices[slice];
         let home = &self.nodes[view.home];
-        if view.ranges.contains(&None) || !home.has_beyond(home.plenty_bytes()) {
+        let may_call = home.may_call_home && home.has_beyond(home.plenty_bytes());
+        if view.ranges.contains(&None) || !may_call {
             return None;
         }
         let held = view.ranges.iter().flatten();
@@ -269,6 +272,7 @@ mod tests {
             available_bytes,
             may_lend: true,
             is_refusing: false,
+            may_call_home: true,
         };
         let slice = |home: &usize| SliceView {
             home: *home,
@@ -343,6 +347,7 @@ mod tests {
                 available_bytes: MIB * if id < 4 { at_home } else { elsewhere },
                 may_lend: true,
                 is_refusing: false,
+                may_call_home: true,
             };
             let mut view = View {
                 nodes: (0..8).map(node).collect(),
@@ -451,6 +456,8 @@ mod tests {
         view.nodes[0].is_refusing = true;
         assert!(view.to_give_back().is_empty());
         view.nodes[0].is_refusing = false;
+        view.nodes[0].may_call_home = false;
+        assert!(view.to_give_back().is_empty());
         view.slices[0].comes_home = Some(range);
         assert!(view.take().is_empty(), "it has memory");
         view.slices[0].ranges = vec![None; 3];

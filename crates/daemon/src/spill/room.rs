@@ -53,6 +53,7 @@ impl Room {
                     available_bytes,
                     may_lend: node.memory_bytes > 0,
                     is_refusing: false,
+                    may_call_home: true,
                 }
             })
             .collect();

@@ -125,6 +125,41 @@ fn a_range_comes_home_also_when_a_page_in_use_has_kept_it_for_a_round() {
 }
 
 #[test]
+fn a_range_does_not_leave_again_for_a_home_node_that_has_refused_memory() {
+    // The kernel knows no such node, and refuses its memory.
+    let bed = Bed::new(1, "node 1 memory=1G\n", |topology| {
+        topology.nodes[0].kernel_node = Some(1000);
+    });
+    bed.take(0, 1);
+    bed.leave_at_home(56 * MIB);
+    for _ in 0..5 {
+        assert!(bed.spiller.round());
+        assert_eq!(bed.ranges()[0].map(|held| held.node), Some(1));
+        bed.spiller.rounds.lock().refused.clear();
+    }
+    assert_eq!(bed.slice.counters().spill_given_back, 512);
+    // After the pause, the slice tries once more.
+    let paused = |bed: &Bed| bed.spiller.rounds.lock().pauses[&0].length;
+    assert_eq!(paused(&bed), PAUSE_MIN);
+    let over = Instant::now();
+    bed.spiller.rounds.lock().pauses.get_mut(&0).unwrap().until = over;
+    bed.spiller.round();
+    assert_eq!(bed.slice.counters().spill_given_back, 2 * 512);
+    assert_eq!(paused(&bed), 2 * PAUSE_MIN);
+}
+
+#[test]
+fn the_pause_of_coming_home_doubles_up_to_its_longest() {
+    let now = Instant::now();
+    let mut pause = Pause::after(None, now);
+    for seconds in [5, 10, 20, 40, 80, 160, 320, 640, 640] {
+        assert_eq!(pause.length, Duration::from_secs(seconds));
+        assert_eq!(pause.until, now + pause.length);
+        pause = Pause::after(Some(&pause), now);
+    }
+}
+
+#[test]
 fn a_slice_takes_no_more_in_a_round_when_a_node_refuses() {
     let others = "node 1 memory=1G\nnode 2 memory=1G\n";
     // The kernel knows no such node, and refuses its memory.
