@@ -21,7 +21,7 @@ use jericho_sys::service;
 use jericho_topology::{NodeId, Topology};
 use parking_lot::{Condvar, Mutex};
 
-use policy::{Held, SliceView, View};
+use policy::{Held, Place, SliceView, View};
 use room::Room;
 
 /// Time between two looks at the nodes, while ranges have memory.
@@ -30,6 +30,8 @@ const PERIOD: Duration = Duration::from_millis(250);
 const IDLE_PERIOD: Duration = Duration::from_secs(10);
 /// Longest wait for the pages of all slices that leave their ranges. The next round goes on.
 const LEAVE_MAX: Duration = Duration::from_millis(100);
+/// Time after which a round takes no further range. The next round goes on. An unmount waits for the end of the round.
+const TAKE_MAX: Duration = Duration::from_millis(100);
 /// Time for which a node is left out after the kernel has taken memory of another node instead.
 const REFUSED: Duration = Duration::from_secs(5);
 /// Shortest time in which no slice gives a range back to take memory of a node that has refused its own slices memory. It doubles with each refusal.
@@ -120,6 +122,8 @@ struct Spilling {
     ranges: Vec<Option<Held>>,
     /// Its range that leaves so that the slice can take memory at home for it. A page in use may keep the range for some rounds.
     comes_home: Option<usize>,
+    /// It has needed frames, and the last round ended before it could take them.
+    still_wants: bool,
 }
 
 /// A time in which no slice gives a range back to take memory of its home node for it. The node has refused memory: all that it has available is in
@@ -208,6 +212,10 @@ impl Bell {
         self.rung.notify_all();
     }
 
+    fn is_closing(&self) -> bool {
+        self.signals.lock().is_closing
+    }
+
     /// Waits until a slice needs frames, but not before `earliest`, or until `latest`. Returns false when the volume closes.
     fn wait(&self, earliest: Instant, latest: Instant) -> bool {
         let mut signals = self.signals.lock();
@@ -236,8 +244,9 @@ pub(crate) struct Spiller {
     home_bytes: Mutex<Vec<u64>>,
     bell: Arc<Bell>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// [`LEAVE_MAX`], except in tests.
+    /// [`LEAVE_MAX`] and [`TAKE_MAX`], except in tests.
     leave_max: Duration,
+    take_max: Duration,
 }
 
 impl Spiller {
@@ -275,6 +284,7 @@ impl Spiller {
                 slice,
                 home,
                 comes_home: None,
+                still_wants: false,
             });
         }
         Spiller {
@@ -289,6 +299,7 @@ impl Spiller {
             bell,
             thread: Mutex::default(),
             leave_max: LEAVE_MAX,
+            take_max: TAKE_MAX,
         }
     }
 
@@ -316,7 +327,10 @@ impl Spiller {
         }
         rounds.refused.retain(|_, at| at.elapsed() < REFUSED);
         let mut view = self.view(rounds);
-        let wants: Vec<bool> = view.slices.iter().map(|slice| slice.wants).collect();
+        for (slice, spilling) in view.slices.iter_mut().zip(&mut rounds.slices) {
+            slice.wants |= std::mem::take(&mut spilling.still_wants);
+        }
+        let mut wants: Vec<bool> = view.slices.iter().map(|slice| slice.wants).collect();
         for (slice, range) in view.to_give_back() {
             if let Some(held) = &mut rounds.slices[slice].ranges[range] {
                 held.is_leaving = true;
@@ -330,18 +344,47 @@ impl Spiller {
         if self.give_back(&mut rounds.slices) {
             view = self.view(rounds);
         }
+        let is_cut_short = self.take_ranges(rounds, view, &mut wants);
+        if is_cut_short {
+            for (spilling, wants) in rounds.slices.iter_mut().zip(wants) {
+                spilling.still_wants = wants;
+            }
+            self.bell.ring(|signals| signals.is_wanted = true);
+        } else {
+            for spilling in &mut rounds.slices {
+                spilling.end_coming_home();
+            }
+        }
+        let slices = &rounds.slices;
+        let shown = slices.iter().map(|s| (s.slice.id(), s.frames_by_node()));
+        *self.shown.lock() = shown.collect();
+        slices
+            .iter()
+            .any(|slice| slice.ranges.iter().any(Option::is_some))
+    }
+
+    /// Has slices take ranges. `wants`: which slices need frames; adds those that have begun to. Returns whether it ended before they have taken all that
+    /// they can, because the volume closes or `take_max` is over. Takes at least one range, unless the volume closes.
+    fn take_ranges(&self, rounds: &mut Rounds, mut view: View, wants: &mut [bool]) -> bool {
         let mut has_failed = false;
         let mut taken = vec![0; rounds.slices.len()];
+        let until = Instant::now() + self.take_max;
         // Repeated with fewer nodes, if the kernel refuses memory of one.
         loop {
             for (at, slice) in view.slices.iter_mut().enumerate() {
-                slice.wants |= wants[at];
+                wants[at] |= slice.wants;
+                slice.wants = wants[at];
                 slice.taken = taken[at];
             }
             let refused_before = rounds.refused.len();
-            for ((slice, range), node) in view.take() {
+            for ((slice, range), node) in in_turn(view.take()) {
                 if rounds.refused.contains_key(&node) {
                     continue;
+                }
+                let is_first = taken.iter().all(|taken| *taken == 0);
+                if self.bell.is_closing() || !is_first && Instant::now() >= until {
+                    rounds.has_failed = has_failed;
+                    return true;
                 }
                 match self.take(&mut rounds.slices[slice], range, node) {
                     Ok(true) => {
@@ -368,20 +411,11 @@ impl Spiller {
                 }
             }
             if rounds.refused.len() == refused_before {
-                break;
+                rounds.has_failed = has_failed;
+                return false;
             }
             view = self.view(rounds);
         }
-        rounds.has_failed = has_failed;
-        for spilling in &mut rounds.slices {
-            spilling.end_coming_home();
-        }
-        let slices = &rounds.slices;
-        let shown = slices.iter().map(|s| (s.slice.id(), s.frames_by_node()));
-        *self.shown.lock() = shown.collect();
-        slices
-            .iter()
-            .any(|slice| slice.ranges.iter().any(Option::is_some))
     }
 
     /// Has the slices give back the ranges that leave, as far as their pages can leave now. Returns whether there are any.
@@ -399,7 +433,7 @@ impl Spiller {
         for time_max in [self.leave_max / 10, self.leave_max] {
             let time_max = time_max / leaving.len().max(1) as u32;
             for spilling in &mut leaving {
-                if self.bell.signals.lock().is_closing {
+                if self.bell.is_closing() {
                     return any;
                 }
                 spilling.give_back(time_max);
@@ -472,6 +506,21 @@ impl Drop for Spiller {
     fn drop(&mut self) {
         self.bell.ring(|signals| signals.is_closing = true);
     }
+}
+
+/// Sorts the ranges that slices take: first one of each slice, then the second ones, and so on. So a round that ends early gives each slice about the same.
+fn in_turn(ranges: Vec<(Place, usize)>) -> Vec<(Place, usize)> {
+    let mut counts = BTreeMap::new();
+    let mut in_turn: Vec<(usize, (Place, usize))> = vec![];
+    for range in ranges {
+        let ((slice, _), _) = range;
+        let count = counts.entry(slice).or_insert(0);
+        in_turn.push((*count, range));
+        *count += 1;
+    }
+    // Stable: among the nth ranges, the slices keep their order.
+    in_turn.sort_by_key(|(nth, _)| *nth);
+    in_turn.into_iter().map(|(_, range)| range).collect()
 }
 
 /// Makes rounds until the volume closes.

@@ -163,9 +163,10 @@ fn the_pause_of_coming_home_doubles_up_to_its_longest() {
 fn a_slice_takes_no_more_in_a_round_when_a_node_refuses() {
     let others = "node 1 memory=1G\nnode 2 memory=1G\n";
     // The kernel knows no such node, and refuses its memory.
-    let bed = Bed::new(40, others, |topology| {
+    let mut bed = Bed::new(40, others, |topology| {
         topology.nodes[1].kernel_node = Some(1000);
     });
+    bed.spiller.take_max = LONG;
     for page in 0..2 * u64::from(FRAMES_MIN) {
         drop(bed.get(page));
     }
@@ -206,6 +207,64 @@ fn no_further_range_leaves_while_the_memory_of_one_is_not_free_yet() {
         assert_eq!(staying.count(), 3);
     }
     drop(grants);
+}
+
+#[test]
+fn a_round_without_time_takes_one_range_and_the_next_goes_on() {
+    let mut bed = Bed::new(3, "node 1 memory=1G\n", |_| {});
+    bed.spiller.take_max = Duration::ZERO;
+    bed.leave_at_home(0);
+    bed.spiller.rounds.lock().slices[0].still_wants = true;
+    for count in [1, 2, 3] {
+        assert!(bed.spiller.round());
+        assert_eq!(bed.ranges().iter().flatten().count(), count);
+        let is_rung = std::mem::take(&mut bed.spiller.bell.signals.lock().is_wanted);
+        assert_eq!(is_rung, count < 3);
+    }
+    assert!(!bed.spiller.rounds.lock().slices[0].still_wants);
+    // An unmount waits for no range.
+    let bed = Bed::new(3, "node 1 memory=1G\n", |_| {});
+    bed.spiller.rounds.lock().slices[0].still_wants = true;
+    bed.spiller.close();
+    assert!(!bed.spiller.round());
+    assert_eq!(bed.ranges(), [None; 3]);
+}
+
+#[test]
+fn a_range_comes_home_also_after_a_round_without_time_for_it() {
+    let mut bed = Bed::new(1, "node 1 memory=1G\n", |_| {});
+    bed.spiller.take_max = Duration::ZERO;
+    bed.leave_at_home(56 * MIB);
+    {
+        let rounds = &mut *bed.spiller.rounds.lock();
+        rounds.slices[0].comes_home = Some(0);
+    }
+    // The range has left, and the round ends before the slice takes memory for it.
+    bed.spiller.bell.signals.lock().is_closing = true;
+    assert!(!bed.spiller.round());
+    bed.spiller.bell.signals.lock().is_closing = false;
+    assert!(bed.spiller.round());
+    assert_eq!(bed.ranges()[0].map(|held| held.node), Some(0));
+}
+
+#[test]
+fn slices_take_ranges_in_turn() {
+    let ranges = [
+        ((0, 5), 1),
+        ((0, 6), 1),
+        ((0, 7), 2),
+        ((2, 0), 0),
+        ((2, 3), 1),
+    ];
+    let taken = in_turn(ranges.to_vec());
+    let expected = [
+        ((0, 5), 1),
+        ((2, 0), 0),
+        ((0, 6), 1),
+        ((2, 3), 1),
+        ((0, 7), 2),
+    ];
+    assert_eq!(taken, expected);
 }
 
 #[test]
