@@ -8,7 +8,7 @@
 mod policy;
 mod room;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -152,8 +152,8 @@ struct Rounds {
     refused: BTreeMap<usize, Instant>,
     /// For each node that has refused its own slices memory since it last gave any, the pause of coming home.
     pauses: BTreeMap<usize, Pause>,
-    /// The last round has failed to take memory. The log tells only the first one in a row.
-    has_failed: bool,
+    /// Nodes whose memory could not be taken, with an error, since it last could. The log tells only the first error in a row of each node.
+    failing: BTreeSet<usize>,
 }
 
 impl Spilling {
@@ -366,7 +366,6 @@ impl Spiller {
     /// Has slices take ranges. `wants`: which slices need frames; adds those that have begun to. Returns whether it ended before they have taken all that
     /// they can, because the volume closes or `take_max` is over. Takes at least one range, unless the volume closes.
     fn take_ranges(&self, rounds: &mut Rounds, mut view: View, wants: &mut [bool]) -> bool {
-        let mut has_failed = false;
         let mut taken = vec![0; rounds.slices.len()];
         let until = Instant::now() + self.take_max;
         // Repeated with fewer nodes, if the kernel refuses memory of one.
@@ -383,24 +382,23 @@ impl Spiller {
                 }
                 let is_first = taken.iter().all(|taken| *taken == 0);
                 if self.bell.is_closing() || !is_first && Instant::now() >= until {
-                    rounds.has_failed = has_failed;
                     return true;
                 }
                 match self.take(&mut rounds.slices[slice], range, node) {
                     Ok(true) => {
                         taken[slice] += 1;
                         rounds.pauses.remove(&node);
+                        rounds.failing.remove(&node);
                         continue;
                     }
                     Ok(false) => {}
                     Err(error) => {
-                        if !rounds.has_failed && !has_failed {
+                        if rounds.failing.insert(node) {
                             tracing::warn!(
                                 slice = rounds.slices[slice].slice.id(), node, %error,
                                 "cannot take memory of a node for --spill; tries again while the slice needs frames"
                             );
                         }
-                        has_failed = true;
                     }
                 }
                 let now = Instant::now();
@@ -411,7 +409,6 @@ impl Spiller {
                 }
             }
             if rounds.refused.len() == refused_before {
-                rounds.has_failed = has_failed;
                 return false;
             }
             view = self.view(rounds);

@@ -1,8 +1,12 @@
 //! The plan of a mount, and rounds without their thread.
 
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::mpsc;
 
 use jericho_cache::{Config, Error, Grant, Intent, Object, PagePlace, PageRun};
+
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 use super::policy::RANGE_BYTES;
 use super::*;
@@ -245,6 +249,65 @@ fn a_range_comes_home_also_after_a_round_without_time_for_it() {
     bed.spiller.bell.signals.lock().is_closing = false;
     assert!(bed.spiller.round());
     assert_eq!(bed.ranges()[0].map(|held| held.node), Some(0));
+}
+
+/// Counts the warnings in the log.
+#[derive(Clone, Default)]
+struct Warnings(Arc<AtomicU32>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn a_lasting_failure_is_logged_once() {
+    // The kernel knows no such node, and refuses its memory.
+    let mut bed = Bed::new(1, "node 1 memory=1G\n", |topology| {
+        topology.nodes[1].kernel_node = Some(1000);
+    });
+    bed.leave_at_home(0);
+    let warnings = Warnings::default();
+    let attempt = |bed: &Bed| {
+        bed.spiller.rounds.lock().refused.clear();
+        bed.spiller.rounds.lock().slices[0].still_wants = true;
+        tracing::subscriber::with_default(warnings.clone(), || {
+            bed.spiller.round();
+            // A round that leaves the node out.
+            bed.spiller.round();
+        });
+        warnings.0.load(Relaxed)
+    };
+    assert_eq!([(); 3].map(|()| attempt(&bed)), [1, 1, 1]);
+    // The node gives memory, and takes it back.
+    bed.spiller.topology.nodes[1].kernel_node = None;
+    assert_eq!(attempt(&bed), 1);
+    assert_eq!(bed.ranges()[0].map(|held| held.node), Some(1));
+    bed.spiller.rounds.lock().slices[0].ranges[0]
+        .as_mut()
+        .unwrap()
+        .is_leaving = true;
+    bed.spiller.round();
+    assert_eq!(bed.ranges(), [None]);
+    bed.spiller.topology.nodes[1].kernel_node = Some(1000);
+    assert_eq!([(); 2].map(|()| attempt(&bed)), [2, 2]);
 }
 
 #[test]
