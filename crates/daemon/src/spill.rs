@@ -233,11 +233,20 @@ impl Bell {
     }
 }
 
+/// What a slice has in spill ranges.
+#[derive(Default)]
+struct Shown {
+    /// Frames on each node, as (node, frames), by node.
+    frames: Vec<(u16, u64)>,
+    /// The node that gives the slice memory at home.
+    home: u16,
+}
+
 /// The slices with spill ranges of a volume, and their thread.
 pub(crate) struct Spiller {
     rounds: Mutex<Rounds>,
-    /// For each slice, how many frames it has in spill ranges on each node, at the end of the last round.
-    shown: Mutex<BTreeMap<u16, Vec<(u16, u64)>>>,
+    /// What each slice has in spill ranges, at the end of the last round.
+    shown: Mutex<BTreeMap<u16, Shown>>,
     topology: Topology,
     room: Room,
     /// Bytes of each node for frames at home and tables.
@@ -356,7 +365,13 @@ impl Spiller {
             }
         }
         let slices = &rounds.slices;
-        let shown = slices.iter().map(|s| (s.slice.id(), s.frames_by_node()));
+        let shown = slices.iter().map(|spilling| {
+            let shown = Shown {
+                frames: spilling.frames_by_node(),
+                home: spilling.home as u16,
+            };
+            (spilling.slice.id(), shown)
+        });
         *self.shown.lock() = shown.collect();
         slices
             .iter()
@@ -495,7 +510,20 @@ impl Spiller {
 
     /// Returns how many frames a slice has in spill ranges on each node, as (node, frames), by node.
     pub fn frames_of(&self, slice: u16) -> Vec<(u16, u64)> {
-        self.shown.lock().get(&slice).cloned().unwrap_or_default()
+        let shown = self.shown.lock();
+        shown
+            .get(&slice)
+            .map_or(vec![], |shown| shown.frames.clone())
+    }
+
+    /// Returns what other nodes lend a slice, as (node, frames), by node. A home without memory has its memory from another node, which does not lend it.
+    pub fn lent_to(&self, slice: u16) -> Vec<(u16, u64)> {
+        let shown = self.shown.lock();
+        let Some(shown) = shown.get(&slice) else {
+            return vec![];
+        };
+        let frames = shown.frames.iter().copied();
+        frames.filter(|(node, _)| *node != shown.home).collect()
     }
 }
 

@@ -311,6 +311,25 @@ fn a_lasting_failure_is_logged_once() {
 }
 
 #[test]
+fn a_node_lends_nothing_to_slices_whose_home_has_its_memory_from_it() {
+    let others = "node 1 memory=1G\nnode 2 memory=1G\n";
+    let mut bed = Bed::new(2, others, |topology| {
+        topology.nodes[1].memory_bytes = 0;
+        topology.nodes[1].kernel_node = topology.nodes[0].kernel_node;
+        topology.nodes[2].kernel_node = None;
+    });
+    let slices = [(bed.slice.clone(), NodeId(1))];
+    bed.spiller = Spiller::new(slices, &bed.spiller.topology);
+    bed.take(0, 0);
+    bed.take(1, 2);
+    // Node 0 is not low, and has not plenty.
+    bed.leave_at_home(8 * MIB);
+    bed.spiller.round();
+    assert_eq!(bed.spiller.frames_of(0), [(0, 512), (2, 512)]);
+    assert_eq!(bed.spiller.lent_to(0), [(2, 512)]);
+}
+
+#[test]
 fn slices_take_ranges_in_turn() {
     let ranges = [
         ((0, 5), 1),
