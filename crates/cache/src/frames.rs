@@ -163,20 +163,20 @@ impl Frames {
         }
     }
 
+    /// Returns the leaving range of a frame; `None` for a frame elsewhere.
+    pub fn leaving_range_of(&self, frame: u32) -> Option<u32> {
+        let range = self.geometry.range_of(frame);
+        range.filter(|range| self.leaving.contains_key(range))
+    }
+
     /// Returns whether a frame is in a range that is leaving.
     pub fn is_leaving(&self, frame: u32) -> bool {
-        let range = self.geometry.range_of(frame);
-        range.is_some_and(|range| self.leaving.contains_key(&range))
+        self.leaving_range_of(frame).is_some()
     }
 
     /// Returns how many frames of a leaving range are used; 0 for another range.
     pub fn used_of_leaving(&self, range: u32) -> u32 {
         self.leaving.get(&range).copied().unwrap_or(0)
-    }
-
-    /// Returns how many frames of all leaving ranges are used.
-    pub fn used_of_all_leaving(&self) -> u32 {
-        self.leaving.values().sum()
     }
 
     /// Returns the leaving ranges that became empty since the last call. The caller may free their memory.

@@ -14,9 +14,9 @@ const SEARCH_PERIOD: Duration = Duration::from_secs(1);
 pub(crate) struct GivingBack {
     /// The leaving ranges.
     pub ranges: HashMap<u32, Partly>,
-    /// The entry where the search of the table goes on; `None` after its end.
-    pub next: Option<u32>,
-    /// When the last search ended.
+    /// The entry where the search of the table goes on. The search goes round the table, until it has been once round for each leaving range.
+    pub next: u32,
+    /// When the last search for the pages of a range ended.
     pub searched: Option<Instant>,
     /// Entries that were found and are to be visited, without a pause.
     pub unvisited: Vec<u32>,
@@ -26,9 +26,11 @@ pub(crate) struct GivingBack {
     pub has_failed: bool,
 }
 
-/// What of a leaving range has lost its memory.
+/// How far a leaving range has been searched for, and what of it has lost its memory.
 #[derive(Default)]
 pub(crate) struct Partly {
+    /// The entry where the search for its pages began; `None` after its end.
+    pub from: Option<u32>,
     /// How many frames were used when others last lost their memory; `None` before the first time.
     pub used: Option<u32>,
     /// Frames that have lost it, counted from the first of the range.
@@ -59,6 +61,59 @@ impl Partly {
 }
 
 impl GivingBack {
+    /// Adds a range that begins to leave. The search for its pages begins where the search for those of other ranges goes on. So a range that leaves
+    /// delays no other one.
+    pub fn begin(&mut self, range: u32) {
+        let from = Some(self.next);
+        let partly = Partly {
+            from,
+            ..Partly::default()
+        };
+        self.ranges.insert(range, partly);
+    }
+
+    /// Begins another search for the pages of all ranges.
+    pub fn search_again(&mut self) {
+        for partly in self.ranges.values_mut() {
+            partly.from = Some(self.next);
+        }
+    }
+
+    /// Returns whether the search for the pages of a range goes on.
+    pub fn is_searched_for(&self, range: u32) -> bool {
+        let partly = self.ranges.get(&range);
+        partly.is_some_and(|partly| partly.from.is_some())
+    }
+
+    /// Returns whether the search goes on.
+    pub fn is_searching(&self) -> bool {
+        self.ranges.values().any(|partly| partly.from.is_some())
+    }
+
+    /// Notes that the search has come to the entry `next`. Returns whether it has been once round for a range.
+    pub fn advance(&mut self, next: u32) -> bool {
+        self.next = next;
+        let mut has_ended = false;
+        for partly in self.ranges.values_mut() {
+            if partly.from == Some(next) {
+                partly.from = None;
+                has_ended = true;
+            }
+        }
+        if has_ended {
+            self.searched = Some(Instant::now());
+        }
+        has_ended
+    }
+
+    /// Has the entries that were left behind visited again, each once.
+    pub fn visit_left_behind(&mut self) {
+        let mut left_behind = std::mem::take(&mut self.left_behind);
+        left_behind.sort_unstable();
+        left_behind.dedup();
+        self.unvisited.extend(left_behind);
+    }
+
     /// Returns whether all pages that were found have left.
     pub fn have_all_left(&self) -> bool {
         self.unvisited.is_empty() && self.left_behind.is_empty()

@@ -1,6 +1,5 @@
 //! The part of a slice that gets memory for spill ranges and gives it back, for the daemon's policy. One thread calls all of it, except `set_on_shortage`.
 
-use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,6 +11,7 @@ use crate::scheduler::perform;
 use crate::shared::SliceShared;
 use crate::slice::Slice;
 use crate::spill;
+use crate::state::SliceState;
 use crate::waiting;
 
 /// Entries that leave in one critical section.
@@ -22,9 +22,10 @@ const SEARCHED_AT_ONCE: u32 = 1 << 16;
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(16);
 
-/// Searches a part of the table, and has the pages that it finds in leaving ranges leave.
-fn search(giving: &mut GivingBack, shared: &Arc<SliceShared>, until: Instant) {
-    let Some(first) = giving.next else { return };
+/// Searches a part of the table, and has the pages that it finds in leaving ranges leave. Returns whether the whole table has now been searched for a
+/// range.
+fn search(giving: &mut GivingBack, shared: &Arc<SliceShared>, until: Instant) -> bool {
+    let first = giving.next;
     let memory = &shared.context.memory;
     let entries = memory.geometry().entries();
     let end = entries.min(first.saturating_add(SEARCHED_AT_ONCE));
@@ -32,15 +33,16 @@ fn search(giving: &mut GivingBack, shared: &Arc<SliceShared>, until: Instant) {
     let is_in_ranges = |index: &u32| {
         let frame = memory.entry(*index).state().frame();
         let range = memory.geometry().range_of(frame);
-        range.is_some_and(|range| giving.ranges.contains_key(&range))
+        range.is_some_and(|range| giving.is_searched_for(range))
     };
     let found: Vec<u32> = (first..end).filter(is_in_ranges).collect();
     giving.unvisited.extend(found);
-    visit(giving, shared, until);
-    giving.next = (end < entries).then_some(end);
-    if giving.next.is_none() {
-        giving.searched = Some(Instant::now());
+    if end == entries {
+        // The search does not end while further ranges begin to leave in time.
+        giving.visit_left_behind();
     }
+    visit(giving, shared, until);
+    giving.advance(if end < entries { end } else { 0 })
 }
 
 /// Frees the memory of the leaving ranges that are empty. Returns these ranges.
@@ -70,10 +72,14 @@ fn release_emptied(giving: &mut GivingBack, shared: &Arc<SliceShared>) -> Vec<u3
     gone
 }
 
-/// Frees the memory of unused frames in leaving ranges that still hold pages.
+/// Frees the memory of unused frames in leaving ranges that still hold pages. Leaves out the ranges for which the table has not been searched yet:
+/// most of their frames are used, and each call of the kernel would free a few.
 fn release_unused(giving: &mut GivingBack, shared: &Arc<SliceShared>) {
     let memory = &shared.context.memory;
     for (range, partly) in &mut giving.ranges {
+        if partly.from.is_some() {
+            continue;
+        }
         let frames = memory.geometry().spill_range(*range);
         let first = frames.start;
         let unused: Vec<u32> = {
@@ -90,6 +96,15 @@ fn release_unused(giving: &mut GivingBack, shared: &Arc<SliceShared>) {
             let _ = memory.release_frames(run[0]..run[run.len() - 1] + 1);
         }
     }
+}
+
+/// Returns whether ranges for which the whole table was searched have lost frames. All pages that were found have left.
+fn has_lost_frames(giving: &GivingBack, state: &SliceState) -> bool {
+    let searched = giving.ranges.keys().copied();
+    let searched: Vec<u32> = searched
+        .filter(|range| !giving.is_searched_for(*range))
+        .collect();
+    spill::has_lost_frames(state, &searched)
 }
 
 /// Has the pages of unvisited entries leave until a time, if they are in leaving ranges. Those that cannot leave are left behind.
@@ -165,13 +180,9 @@ impl Slice {
         let shared = &self.shared;
         let giving = &mut *shared.giving_back.lock();
         for range in ranges {
-            if let Entry::Vacant(vacant) = giving.ranges.entry(*range) {
-                vacant.insert(Partly::default());
+            if !giving.ranges.contains_key(range) {
                 shared.lock().frames.begin_leaving(*range);
-                // The search begins again, and finds the others, too.
-                giving.next = Some(0);
-                giving.unvisited.clear();
-                giving.left_behind.clear();
+                giving.begin(*range);
             }
         }
         let (until, mut pause) = (Instant::now() + time_max, PAUSE_MIN);
@@ -179,11 +190,10 @@ impl Slice {
         while !giving.ranges.is_empty() {
             if !giving.unvisited.is_empty() {
                 visit(giving, shared, until);
-            } else if giving.next.is_some() {
-                search(giving, shared, until);
-                if giving.next.is_none() {
+            } else if giving.is_searching() {
+                if search(giving, shared, until) {
                     let mut state = shared.lock();
-                    if giving.have_all_left() && spill::has_lost_frames(&state) {
+                    if giving.have_all_left() && has_lost_frames(giving, &state) {
                         state.damage.suspect(true);
                     }
                     drop(state);
@@ -192,14 +202,14 @@ impl Slice {
                 }
             } else if giving.left_behind.is_empty()
                 && giving.is_search_due()
-                && spill::has_lost_frames(&shared.lock())
+                && has_lost_frames(giving, &shared.lock())
             {
-                giving.next = Some(0);
+                giving.search_again();
                 continue;
             } else {
                 std::thread::sleep(pause);
                 pause = (2 * pause).min(PAUSE_MAX);
-                giving.unvisited = std::mem::take(&mut giving.left_behind);
+                giving.visit_left_behind();
                 visit(giving, shared, until);
             }
             gone.extend(release_emptied(giving, shared));
@@ -207,16 +217,18 @@ impl Slice {
                 break;
             }
         }
-        // Before the search has ended, most frames of all ranges are used, and each call of the kernel would free a few.
-        if giving.next.is_none() {
-            release_unused(giving, shared);
-        }
+        release_unused(giving, shared);
         gone
     }
 
-    /// Returns how many frames of a leaving range still have memory; 0 for another range.
+    /// Returns how many frames of a leaving range still have memory; 0 for another range. An unused frame has its memory until `give_back` has freed it.
     pub fn frames_left(&self, range: u32) -> u32 {
-        self.shared.lock().frames.used_of_leaving(range)
+        let giving = self.shared.giving_back.lock();
+        let Some(partly) = giving.ranges.get(&range) else {
+            return 0;
+        };
+        let frames = self.shared.context.memory.geometry().spill_range(range);
+        frames.len() as u32 - partly.lost_frames() as u32
     }
 
     /// Frees memory that accesses to frames without memory have allocated. A reader that looked a page up before it left allocates a page of zeros when

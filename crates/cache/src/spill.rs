@@ -15,15 +15,21 @@ use crate::faults::OWNER_DAEMON;
 use crate::latches;
 use crate::state::SliceState;
 
-/// Returns whether leaving ranges have more used frames than fills, write-backs and the quarantine explain. The caller has searched the whole table, and
-/// found no page in them.
-pub(crate) fn has_lost_frames(state: &SliceState) -> bool {
+/// Returns whether these leaving ranges have more used frames than fills, write-backs and the quarantine explain. The caller has searched the whole table
+/// for their pages, and none is left in them.
+pub(crate) fn has_lost_frames(state: &SliceState, ranges: &[u32]) -> bool {
     let recorded = state.filling.values().copied();
     let recorded = recorded.chain(state.latches.quarantined());
     let recorded = recorded.chain(state.latches.in_transfer.values().copied());
-    let recorded = recorded.filter(|frame| state.frames.is_leaving(*frame));
+    let recorded = recorded.filter(|frame| {
+        let range = state.frames.leaving_range_of(*frame);
+        range.is_some_and(|range| ranges.contains(&range))
+    });
     let recorded: HashSet<u32> = recorded.collect();
-    state.frames.used_of_all_leaving() as usize > recorded.len()
+    let used = ranges
+        .iter()
+        .map(|range| state.frames.used_of_leaving(*range));
+    used.sum::<u32>() as usize > recorded.len()
 }
 
 /// Returns whether the page of an entry is in a range that is leaving, as far as this can be seen.

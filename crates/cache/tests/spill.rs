@@ -88,6 +88,11 @@ struct Bed {
 
 /// Starts a slice with the smallest number of frames at home and two ranges, over a device of `pages` pages.
 fn bed(pages: u64) -> Bed {
+    bed_with(pages, 2)
+}
+
+/// Starts the same with this number of ranges.
+fn bed_with(pages: u64, ranges: u32) -> Bed {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("device");
     let file = std::fs::File::create(&path).unwrap();
@@ -95,13 +100,13 @@ fn bed(pages: u64) -> Bed {
     let device = jericho_storage::open_device(&path, Default::default()).unwrap();
     Bed {
         _dir: dir,
-        slice: start(&device),
+        slice: start(&device, ranges),
         device,
         object: Linear::object(1, 0),
     }
 }
 
-fn start(device: &Arc<dyn Device>) -> Arc<Slice> {
+fn start(device: &Arc<dyn Device>, ranges: u32) -> Arc<Slice> {
     let config = Config {
         id: 0,
         frames: FRAMES_MIN,
@@ -110,7 +115,7 @@ fn start(device: &Arc<dyn Device>) -> Arc<Slice> {
         dirty_age: Duration::from_secs(3600),
     };
     let devices = std::slice::from_ref(device);
-    Slice::start_spilling(&config, 2 * SPILL_FRAMES, devices).unwrap()
+    Slice::start_spilling(&config, ranges * SPILL_FRAMES, devices).unwrap()
 }
 
 /// Starts the same, and fills all frames at home and a part of the first range.
@@ -283,6 +288,48 @@ fn a_page_in_use_keeps_its_frame_and_the_rest_of_the_range_goes() {
     drop(grant);
     assert_eq!(bed.slice.give_back(&[0], LONG), [0]);
     assert_eq!(bed.present(), 0);
+}
+
+#[test]
+fn frames_count_as_left_until_their_memory_is_freed() {
+    // The table is so large that one call does not search all of it.
+    let bed = bed_with(4 * MANY, 100);
+    bed.take(0, 0);
+    bed.fill(MANY);
+    for _ in 0..3 {
+        assert!(bed.slice.give_back(&[0], Duration::ZERO).is_empty());
+        assert_eq!(u64::from(bed.slice.frames_left(0)), bed.present());
+    }
+    assert_eq!(bed.slice.give_back(&[], LONG), [0]);
+    assert_eq!((bed.slice.frames_left(0), bed.present()), (0, 0));
+}
+
+#[test]
+fn a_range_leaves_while_others_begin_to_leave_all_the_time() {
+    const RANGES: u32 = 200;
+    // One call searches 65536 entries, a third of the table.
+    const CALLS: u32 = 3;
+    let bed = bed_with(4 * MANY, RANGES);
+    let entries = bed.slice.memory().geometry().entries();
+    assert_eq!(entries.div_ceil(1 << 16), CALLS);
+    bed.take(0, 0);
+    // Fewer pages than one visit takes.
+    bed.fill(u64::from(FRAMES_MIN) + 20);
+    let grant = bed.get(bed.spilled());
+    let mut next = 0;
+    let mut leave = |calls| {
+        let mut gone = vec![];
+        for _ in 0..calls {
+            gone.extend(bed.slice.give_back(&[next], Duration::ZERO));
+            next += 1;
+            bed.take(next, 0);
+        }
+        gone.contains(&0)
+    };
+    assert!(!leave(2 * CALLS), "a page is in use");
+    assert_eq!(bed.slice.frames_left(0), 1, "the rest has gone");
+    drop(grant);
+    assert!(leave(2 * CALLS), "the page is visited again");
 }
 
 #[test]
@@ -583,7 +630,7 @@ fn pages_keep_their_bytes_while_ranges_come_and_go() {
     rx.recv_timeout(LONG).expect("an answer").expect("a sync");
     bed.slice.close();
     // A new slice reads the bytes from the device.
-    let slice = start(&bed.device);
+    let slice = start(&bed.device, 2);
     for worker in workers {
         let slice = slice.clone();
         check_all(&Worker { slice, ..worker });

@@ -64,6 +64,11 @@ impl SpilledPages {
         self.0.borrow_mut().push((slice, node));
     }
 
+    /// Adds the pages of a part of the read.
+    pub fn append(&self, part: &SpilledPages) {
+        self.0.borrow_mut().extend_from_slice(&part.0.borrow());
+    }
+
     /// Forgets all pages, because the read begins again.
     pub fn clear(&self) {
         self.0.borrow_mut().clear();
@@ -225,7 +230,9 @@ mod tests {
             pages.add(0, 0);
             pages.clear();
             pages.add(0, 1);
-            pages.add(0, 1);
+            let part = SpilledPages::default();
+            part.add(0, 1);
+            pages.append(&part);
             counters.all_spilled(&pages);
             assert_eq!(counters.of(0), (2, 3));
             // Pages on the home node, and of nodes and slices that there are not.

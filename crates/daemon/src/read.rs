@@ -69,6 +69,8 @@ struct WaitingRead<B, R> {
     tries: u32,
     /// A Get of several pages has failed: asks for one page at a time, to find the one that fails.
     one_by_one: bool,
+    /// Pages in spill ranges among the first `done` bytes. Their counts are corrected once, at the end.
+    spilled: SpilledPages,
     reply: R,
 }
 
@@ -238,11 +240,11 @@ impl Mounted {
             }
         };
         self.locality.accessed(layout, offset, len);
-        self.locality.all_spilled(&spilled);
         if mapped.is_none() {
             self.count_pages(layout, offset, done, len);
         }
         if done == len {
+            self.locality.all_spilled(&spilled);
             // Drops the guard before the reply: a program that has its answer finds the words free.
             drop(whole);
             self.read_ahead(handle, offset, len, size);
@@ -262,6 +264,7 @@ impl Mounted {
             whole,
             tries: READ_TRIES,
             one_by_one: false,
+            spilled,
             reply,
         };
         match waiting.mapped {
@@ -468,7 +471,7 @@ where
                 None => grant.read(page, within, out)?,
             }
             if let Some(node) = grant.node_of_spilled(page) {
-                self.mounted.locality.spilled(grant.slice(), node);
+                self.spilled.add(grant.slice(), node);
             }
             self.done += len;
         }
@@ -515,7 +518,7 @@ where
             let mounted = &self.mounted;
             let spilled = SpilledPages::default();
             self.done += mounted.read_cached(file.layout(), file.object_id(), at, out, &spilled);
-            mounted.locality.all_spilled(&spilled);
+            self.spilled.append(&spilled);
             if self.done == self.len {
                 return self.end();
             }
@@ -530,6 +533,7 @@ where
     /// Restarts the read, because its bytes mix states before and after a write.
     fn restart(mut self) {
         self.done = 0;
+        self.spilled.clear();
         let (ino, segments) = (
             self.handle.file.ino(),
             Segments::of(self.offset, self.len as u64),
@@ -585,6 +589,7 @@ where
             self.len = self.done;
             return self.end();
         }
+        self.mounted.locality.all_spilled(&self.spilled);
         // Drops the guard before the reply, as after a successful read.
         drop(self.whole);
         (self.reply)(Err(of_cache(error)), self.buffer);
@@ -597,6 +602,7 @@ where
         if may_restart && !self.whole.is_undisturbed(&self.mounted, &self.handle.file) {
             return self.restart();
         }
+        self.mounted.locality.all_spilled(&self.spilled);
         drop(self.whole);
         let len = finish(&self.mounted, &self.handle, self.offset, self.len);
         (self.reply)(Ok(len), self.buffer);

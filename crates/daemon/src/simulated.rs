@@ -81,6 +81,11 @@ pub(crate) fn device() -> Arc<SimDevice> {
 
 /// Mounts the volume on a device, with 8 MiB of cache.
 pub(crate) fn mount(device: &Arc<SimDevice>) -> Arc<Mounted> {
+    mount_on(device, "virtual:1", 0)
+}
+
+/// Mounts the volume on a device, with 8 MiB of cache, of which up to `spill_bytes` are in spill ranges.
+pub(crate) fn mount_on(device: &Arc<SimDevice>, topology: &str, spill_bytes: u64) -> Arc<Mounted> {
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
     let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
     let options = OpenOptions {
@@ -94,8 +99,8 @@ pub(crate) fn mount(device: &Arc<SimDevice>) -> Arc<Mounted> {
         volume: PathBuf::from("simulated"),
         read_only: false,
         cache_bytes: Some(8 << 20),
-        spill_bytes: 0,
-        topology: Topology::from_spec("virtual:1").unwrap(),
+        spill_bytes,
+        topology: Topology::from_spec(topology).unwrap(),
     };
     Mounted::open_volume(volume, &options).unwrap()
 }

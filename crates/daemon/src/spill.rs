@@ -8,7 +8,7 @@
 mod policy;
 mod room;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -21,7 +21,7 @@ use jericho_sys::service;
 use jericho_topology::{NodeId, Topology};
 use parking_lot::{Condvar, Mutex};
 
-use policy::{Held, SliceView, View};
+use policy::{Held, Place, SliceView, View};
 use room::Room;
 
 /// Time between two looks at the nodes, while ranges have memory.
@@ -30,8 +30,13 @@ const PERIOD: Duration = Duration::from_millis(250);
 const IDLE_PERIOD: Duration = Duration::from_secs(10);
 /// Longest wait for the pages of all slices that leave their ranges. The next round goes on.
 const LEAVE_MAX: Duration = Duration::from_millis(100);
+/// Time after which a round takes no further range. The next round goes on. An unmount waits for the end of the round.
+const TAKE_MAX: Duration = Duration::from_millis(100);
 /// Time for which a node is left out after the kernel has taken memory of another node instead.
 const REFUSED: Duration = Duration::from_secs(5);
+/// Shortest time in which no slice gives a range back to take memory of a node that has refused its own slices memory. It doubles with each refusal.
+const PAUSE_MIN: Duration = REFUSED;
+const PAUSE_MAX: Duration = Duration::from_secs(640);
 
 /// The frames of slices at a mount.
 pub(crate) struct Plan {
@@ -67,12 +72,16 @@ impl Plan {
             return (promised, 0);
         }
         let home = self.room.giver(home);
-        let node = self.room.look(&self.used_bytes)[home];
-        let room_bytes = node.available_bytes.saturating_sub(node.low_bytes());
-        // The slices at home on a node share its room.
-        let unplanned = &mut self.unplanned[home];
-        let room_bytes = room_bytes / (*unplanned).max(1);
-        *unplanned = unplanned.saturating_sub(1);
+        let look = self.room.look(&self.used_bytes);
+        let node = &look.nodes[home];
+        let node_room_bytes = node.available_bytes.saturating_sub(node.low_bytes());
+        let room_bytes = share_of_room(
+            node_room_bytes,
+            look.group_room_bytes,
+            self.unplanned[home],
+            self.unplanned.iter().sum(),
+        );
+        self.unplanned[home] = self.unplanned[home].saturating_sub(1);
         // The tables of all frames are at home, also those of frames elsewhere.
         let tables_bytes = bookkeeping_bytes(promised);
         let room_bytes = room_bytes.saturating_sub(tables_bytes);
@@ -80,6 +89,14 @@ impl Plan {
         self.used_bytes[home] += u64::from(divided.0) * PAGE_BYTES + tables_bytes;
         divided
     }
+}
+
+/// Returns the room for the next slice. The slices at home on its node that are not planned yet (`at_home`, with it) share the room of the node, and all
+/// such slices (`everywhere`) share what a control group leaves.
+fn share_of_room(node_bytes: u64, group_bytes: Option<u64>, at_home: u64, everywhere: u64) -> u64 {
+    let of_node = node_bytes / at_home.max(1);
+    let of_group = group_bytes.map(|bytes| bytes / everywhere.max(1));
+    of_group.map_or(of_node, |of_group| of_node.min(of_group))
 }
 
 /// Returns how many of `promised` frames are at home, and how many in spill ranges. Those at home fit into `room_bytes`, but are at least `FRAMES_MIN`. If
@@ -105,6 +122,26 @@ struct Spilling {
     ranges: Vec<Option<Held>>,
     /// Its range that leaves so that the slice can take memory at home for it. A page in use may keep the range for some rounds.
     comes_home: Option<usize>,
+    /// It has needed frames, and the last round ended before it could take them.
+    still_wants: bool,
+}
+
+/// A time in which no slice gives a range back to take memory of its home node for it. The node has refused memory: all that it has available is in
+/// cached files. Each attempt to come home costs the clean pages of a range.
+struct Pause {
+    until: Instant,
+    length: Duration,
+}
+
+impl Pause {
+    /// Returns the pause after a refusal. `before`: the pause after the one before.
+    fn after(before: Option<&Pause>, now: Instant) -> Pause {
+        let length = before.map_or(PAUSE_MIN, |before| (2 * before.length).min(PAUSE_MAX));
+        Pause {
+            until: now + length,
+            length,
+        }
+    }
 }
 
 /// What the rounds of the thread share.
@@ -113,8 +150,10 @@ struct Rounds {
     slices: Vec<Spilling>,
     /// For each node that has refused memory lately, when it did.
     refused: BTreeMap<usize, Instant>,
-    /// The last round has failed to take memory. The log tells only the first one in a row.
-    has_failed: bool,
+    /// For each node that has refused its own slices memory since it last gave any, the pause of coming home.
+    pauses: BTreeMap<usize, Pause>,
+    /// Nodes whose memory could not be taken, with an error, since it last could. The log tells only the first error in a row of each node.
+    failing: BTreeSet<usize>,
 }
 
 impl Spilling {
@@ -173,6 +212,10 @@ impl Bell {
         self.rung.notify_all();
     }
 
+    fn is_closing(&self) -> bool {
+        self.signals.lock().is_closing
+    }
+
     /// Waits until a slice needs frames, but not before `earliest`, or until `latest`. Returns false when the volume closes.
     fn wait(&self, earliest: Instant, latest: Instant) -> bool {
         let mut signals = self.signals.lock();
@@ -190,17 +233,29 @@ impl Bell {
     }
 }
 
+/// What a slice has in spill ranges.
+#[derive(Default)]
+struct Shown {
+    /// Frames on each node, as (node, frames), by node.
+    frames: Vec<(u16, u64)>,
+    /// The node that gives the slice memory at home.
+    home: u16,
+}
+
 /// The slices with spill ranges of a volume, and their thread.
 pub(crate) struct Spiller {
     rounds: Mutex<Rounds>,
-    /// For each slice, how many frames it has in spill ranges on each node, at the end of the last round.
-    shown: Mutex<BTreeMap<u16, Vec<(u16, u64)>>>,
+    /// What each slice has in spill ranges, at the end of the last round.
+    shown: Mutex<BTreeMap<u16, Shown>>,
     topology: Topology,
     room: Room,
     /// Bytes of each node for frames at home and tables.
     home_bytes: Mutex<Vec<u64>>,
     bell: Arc<Bell>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// [`LEAVE_MAX`] and [`TAKE_MAX`], except in tests.
+    leave_max: Duration,
+    take_max: Duration,
 }
 
 impl Spiller {
@@ -238,6 +293,7 @@ impl Spiller {
                 slice,
                 home,
                 comes_home: None,
+                still_wants: false,
             });
         }
         Spiller {
@@ -251,6 +307,8 @@ impl Spiller {
             home_bytes: Mutex::new(home_bytes),
             bell,
             thread: Mutex::default(),
+            leave_max: LEAVE_MAX,
+            take_max: TAKE_MAX,
         }
     }
 
@@ -278,7 +336,10 @@ impl Spiller {
         }
         rounds.refused.retain(|_, at| at.elapsed() < REFUSED);
         let mut view = self.view(rounds);
-        let wants: Vec<bool> = view.slices.iter().map(|slice| slice.wants).collect();
+        for (slice, spilling) in view.slices.iter_mut().zip(&mut rounds.slices) {
+            slice.wants |= std::mem::take(&mut spilling.still_wants);
+        }
+        let mut wants: Vec<bool> = view.slices.iter().map(|slice| slice.wants).collect();
         for (slice, range) in view.to_give_back() {
             if let Some(held) = &mut rounds.slices[slice].ranges[range] {
                 held.is_leaving = true;
@@ -292,52 +353,81 @@ impl Spiller {
         if self.give_back(&mut rounds.slices) {
             view = self.view(rounds);
         }
-        let mut has_failed = false;
+        let is_cut_short = self.take_ranges(rounds, view, &mut wants);
+        if is_cut_short {
+            for (spilling, wants) in rounds.slices.iter_mut().zip(wants) {
+                spilling.still_wants = wants;
+            }
+            self.bell.ring(|signals| signals.is_wanted = true);
+        } else {
+            for spilling in &mut rounds.slices {
+                spilling.end_coming_home();
+            }
+        }
+        let slices = &rounds.slices;
+        let shown = slices.iter().map(|spilling| {
+            let shown = Shown {
+                frames: spilling.frames_by_node(),
+                home: spilling.home as u16,
+            };
+            (spilling.slice.id(), shown)
+        });
+        *self.shown.lock() = shown.collect();
+        slices
+            .iter()
+            .any(|slice| slice.ranges.iter().any(Option::is_some))
+    }
+
+    /// Has slices take ranges. `wants`: which slices need frames; adds those that have begun to. Returns whether it ended before they have taken all that
+    /// they can, because the volume closes or `take_max` is over. Takes at least one range, unless the volume closes.
+    fn take_ranges(&self, rounds: &mut Rounds, mut view: View, wants: &mut [bool]) -> bool {
         let mut taken = vec![0; rounds.slices.len()];
+        let until = Instant::now() + self.take_max;
         // Repeated with fewer nodes, if the kernel refuses memory of one.
         loop {
             for (at, slice) in view.slices.iter_mut().enumerate() {
-                slice.wants |= wants[at];
+                wants[at] |= slice.wants;
+                slice.wants = wants[at];
                 slice.taken = taken[at];
             }
             let refused_before = rounds.refused.len();
-            for ((slice, range), node) in view.take() {
+            for ((slice, range), node) in in_turn(view.take()) {
                 if rounds.refused.contains_key(&node) {
                     continue;
+                }
+                let is_first = taken.iter().all(|taken| *taken == 0);
+                if self.bell.is_closing() || !is_first && Instant::now() >= until {
+                    return true;
                 }
                 match self.take(&mut rounds.slices[slice], range, node) {
                     Ok(true) => {
                         taken[slice] += 1;
+                        rounds.pauses.remove(&node);
+                        rounds.failing.remove(&node);
                         continue;
                     }
                     Ok(false) => {}
                     Err(error) => {
-                        if !rounds.has_failed && !has_failed {
+                        if rounds.failing.insert(node) {
                             tracing::warn!(
                                 slice = rounds.slices[slice].slice.id(), node, %error,
                                 "cannot take memory of a node for --spill; tries again while the slice needs frames"
                             );
                         }
-                        has_failed = true;
                     }
                 }
-                rounds.refused.insert(node, Instant::now());
+                let now = Instant::now();
+                rounds.refused.insert(node, now);
+                if node == rounds.slices[slice].home {
+                    let pause = Pause::after(rounds.pauses.get(&node), now);
+                    rounds.pauses.insert(node, pause);
+                }
             }
             if rounds.refused.len() == refused_before {
-                break;
+                return false;
             }
             view = self.view(rounds);
         }
-        rounds.has_failed = has_failed;
-        for spilling in &mut rounds.slices {
-            spilling.end_coming_home();
-        }
-        let slices = &rounds.slices;
-        let shown = slices.iter().map(|s| (s.slice.id(), s.frames_by_node()));
-        *self.shown.lock() = shown.collect();
-        slices
-            .iter()
-            .any(|slice| slice.ranges.iter().any(Option::is_some))
     }
 
     /// Has the slices give back the ranges that leave, as far as their pages can leave now. Returns whether there are any.
@@ -352,10 +442,10 @@ impl Spiller {
             .collect();
         let any = !leaving.is_empty();
         // First what goes soon, so that a slice with a page in use delays no other one.
-        for time_max in [LEAVE_MAX / 10, LEAVE_MAX] {
+        for time_max in [self.leave_max / 10, self.leave_max] {
             let time_max = time_max / leaving.len().max(1) as u32;
             for spilling in &mut leaving {
-                if self.bell.signals.lock().is_closing {
+                if self.bell.is_closing() {
                     return any;
                 }
                 spilling.give_back(time_max);
@@ -383,13 +473,18 @@ impl Spiller {
             ranges: spilling.ranges.clone(),
         };
         let nodes = self.topology.nodes.iter();
+        let look = self.room.look(&used_bytes);
         let mut view = View {
-            nodes: self.room.look(&used_bytes),
+            nodes: look.nodes,
+            shared_available_bytes: look.shared_available_bytes,
             slices: slices.iter().map(view_of).collect(),
             distances: nodes.map(|node| node.distances.clone()).collect(),
         };
         for node in rounds.refused.keys() {
             view.nodes[*node].is_refusing = true;
+        }
+        for (node, pause) in &rounds.pauses {
+            view.nodes[*node].may_call_home = Instant::now() >= pause.until;
         }
         view
     }
@@ -415,7 +510,20 @@ impl Spiller {
 
     /// Returns how many frames a slice has in spill ranges on each node, as (node, frames), by node.
     pub fn frames_of(&self, slice: u16) -> Vec<(u16, u64)> {
-        self.shown.lock().get(&slice).cloned().unwrap_or_default()
+        let shown = self.shown.lock();
+        shown
+            .get(&slice)
+            .map_or(vec![], |shown| shown.frames.clone())
+    }
+
+    /// Returns what other nodes lend a slice, as (node, frames), by node. A home without memory has its memory from another node, which does not lend it.
+    pub fn lent_to(&self, slice: u16) -> Vec<(u16, u64)> {
+        let shown = self.shown.lock();
+        let Some(shown) = shown.get(&slice) else {
+            return vec![];
+        };
+        let frames = shown.frames.iter().copied();
+        frames.filter(|(node, _)| *node != shown.home).collect()
     }
 }
 
@@ -423,6 +531,21 @@ impl Drop for Spiller {
     fn drop(&mut self) {
         self.bell.ring(|signals| signals.is_closing = true);
     }
+}
+
+/// Sorts the ranges that slices take: first one of each slice, then the second ones, and so on. So a round that ends early gives each slice about the same.
+fn in_turn(ranges: Vec<(Place, usize)>) -> Vec<(Place, usize)> {
+    let mut counts = BTreeMap::new();
+    let mut in_turn: Vec<(usize, (Place, usize))> = vec![];
+    for range in ranges {
+        let ((slice, _), _) = range;
+        let count = counts.entry(slice).or_insert(0);
+        in_turn.push((*count, range));
+        *count += 1;
+    }
+    // Stable: among the nth ranges, the slices keep their order.
+    in_turn.sort_by_key(|(nth, _)| *nth);
+    in_turn.into_iter().map(|(_, range)| range).collect()
 }
 
 /// Makes rounds until the volume closes.

@@ -163,16 +163,14 @@ pub struct Where {
     pub stored_bytes_by_slice: Vec<(SliceId, u64)>,
 }
 
-/// Counts the frames that a slice at home on `home` has on other nodes.
-fn count_lent(nodes: &mut BTreeMap<u16, NodeStat>, home: u16, spilled: &[SpilledStat]) {
-    for SpilledStat { node, frames } in spilled {
-        if *node != home {
-            let lender = NodeStat {
-                node: *node,
-                ..NodeStat::default()
-            };
-            nodes.entry(*node).or_insert(lender).lent_frames += frames;
-        }
+/// Adds frames that nodes lend a slice, as (node, frames).
+fn count_lent(nodes: &mut BTreeMap<u16, NodeStat>, lent: Vec<(u16, u64)>) {
+    for (node, frames) in lent {
+        let lender = NodeStat {
+            node,
+            ..NodeStat::default()
+        };
+        nodes.entry(node).or_insert(lender).lent_frames += frames;
     }
 }
 
@@ -203,7 +201,7 @@ impl Mounted {
             of_node.counters = of_node.counters.and(counters);
             of_node.locality = of_node.locality.and(locality);
             let spilled = self.spilled_of(id);
-            count_lent(&mut nodes, node, &spilled);
+            count_lent(&mut nodes, self.spiller.lent_to(id));
             let (capacity, free) = self.fs().space_of(id);
             slices.push(SliceStat {
                 id,

@@ -1,10 +1,11 @@
-//! A program that is stopped in the middle of a write delays only threads that access that page.
+//! A program that is stopped in the middle of a write delays only threads that access that page. A read that restarts counts its pages once.
 
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use jericho_shm::{Flags, Key};
 
+use super::{READ_TRIES, WaitingRead, Whole};
 use crate::simulated::{self, LONG};
 use crate::{Handle, Mounted, WriteMode};
 
@@ -89,4 +90,59 @@ fn a_stopped_writer_delays_no_miss_of_another_page() {
         let restored = write(&mounted, &handle, 0, &data[..PAGE]);
         restored.recv_timeout(LONG).unwrap();
     }
+}
+
+#[test]
+fn a_read_that_restarts_counts_a_page_in_a_spill_range_once() {
+    // The node has room for fewer frames than the slice has.
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("topology");
+    std::fs::write(&file, "node 0 cpus=0 memory=6M\nnode 1 memory=1G\n").unwrap();
+    let topology = file.to_str().unwrap();
+    let mounted = simulated::mount_on(&simulated::device(), topology, 4 << 20);
+    let handle = simulated::create(&mounted, b"f");
+    let slice = mounted.slice(0);
+    let memory = slice.memory();
+    assert!(memory.geometry().spill_ranges() > 0);
+    // Node 1 has no CPUs, so all threads are far from the range.
+    assert!(slice.take_range(0, None, 1).unwrap());
+    let pages = u64::from(memory.geometry().home_frames) + 100;
+    let written = write(&mounted, &handle, pages * PAGE as u64 - 1, &[1]);
+    assert_eq!(written.recv_timeout(LONG).unwrap(), 1);
+    for page in 0..pages {
+        let bytes = read(&mounted, &handle, page, 1).recv_timeout(LONG).unwrap();
+        assert_eq!(bytes.len(), PAGE);
+    }
+    let is_spilled = |page: &u64| {
+        let found = memory.lookup(Key::new(handle.file.object_id(), *page));
+        found.is_some_and(|found| memory.is_spilled(found.state.frame()))
+    };
+    let page = (0..pages).find(is_spilled).expect("a page in the range");
+    let reader = std::thread::spawn(move || {
+        // The CPU of the slice's home.
+        jericho_sys::affinity::set(None, &[0]).unwrap();
+        let (tx, rx) = mpsc::channel();
+        let before = mounted.locality.of(0);
+        mounted.locality.count(0, 1);
+        WaitingRead {
+            mounted: mounted.clone(),
+            handle: handle.clone(),
+            offset: page * PAGE as u64,
+            buffer: vec![],
+            len: PAGE,
+            done: 0,
+            mapped: None,
+            // The file has had an inline writer since the read began.
+            whole: Whole::Unwritten(handle.file.first_writers().wrapping_sub(1)),
+            tries: READ_TRIES,
+            one_by_one: false,
+            spilled: Default::default(),
+            reply: move |read: jericho_fs::Result<usize>, _: Vec<u8>| tx.send(read).unwrap(),
+        }
+        .get_next();
+        assert_eq!(rx.recv_timeout(LONG).unwrap().unwrap(), PAGE);
+        let after = mounted.locality.of(0);
+        assert_eq!((after.0 - before.0, after.1 - before.1), (0, 1));
+    });
+    reader.join().unwrap();
 }

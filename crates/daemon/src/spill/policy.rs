@@ -14,6 +14,11 @@ pub(super) const RANGE_BYTES: u64 = SPILL_FRAMES as u64 * PAGE_BYTES;
 /// Most ranges that a slice takes, or that are given back because a slice wants them, at once: 32 MiB.
 const AT_ONCE: usize = 16;
 
+/// Returns the bytes below which a node, or a control group, with this much memory is low.
+pub(super) fn low_bytes(total_bytes: u64) -> u64 {
+    total_bytes / 16
+}
+
 /// The memory of a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NodeView {
@@ -25,12 +30,14 @@ pub(super) struct NodeView {
     pub may_lend: bool,
     /// The kernel has lately taken memory of another node instead: the node has cached files and no free memory.
     pub is_refusing: bool,
+    /// Slices at home on the node may give ranges back to take memory of the node for them. Not after the node has refused its own slices memory.
+    pub may_call_home: bool,
 }
 
 impl NodeView {
     /// Returns the bytes below which memory is given back to the node.
     pub fn low_bytes(&self) -> u64 {
-        self.total_bytes / 16
+        low_bytes(self.total_bytes)
     }
 
     /// Returns the bytes that a node keeps when it lends memory.
@@ -90,6 +97,8 @@ impl SliceView {
 pub(super) struct View {
     /// By number.
     pub nodes: Vec<NodeView>,
+    /// Memory that all nodes together can give now. In a control group, it can be less than the sum of what they have.
+    pub shared_available_bytes: u64,
     /// The slices.
     pub slices: Vec<SliceView>,
     /// `distances[from][to]`.
@@ -176,12 +185,13 @@ impl View {
         needed_bytes.saturating_sub(view.available_bytes)
     }
 
-    /// Returns the farthest range of a slice, if all its ranges have memory and its home node has plenty. The slice gives this range back,
-    /// to take memory at home.
+    /// Returns the farthest range of a slice, if all its ranges have memory, its home node has plenty, and slices may come home to this node. The slice
+    /// gives this range back, to take memory at home.
     pub fn to_bring_home(&self, slice: usize) -> Option<Place> {
         let view = &self.slices[slice];
         let home = &self.nodes[view.home];
-        if view.ranges.contains(&None) || !home.has_beyond(home.plenty_bytes()) {
+        let may_call = home.may_call_home && home.has_beyond(home.plenty_bytes());
+        if view.ranges.contains(&None) || !may_call {
             return None;
         }
         let held = view.ranges.iter().flatten();
@@ -223,6 +233,7 @@ impl View {
             .into_iter()
             .find(|node| self.may_take(home, *node, lent_bytes[*node]))?;
         self.nodes[node].available_bytes -= RANGE_BYTES;
+        self.shared_available_bytes -= RANGE_BYTES;
         self.slices[slice].ranges[range] = Some(Held {
             node,
             is_leaving: false,
@@ -237,10 +248,13 @@ impl View {
         if !view.may_lend {
             return false;
         }
-        if node == home {
-            return view.has_beyond(view.own_bytes());
-        }
-        view.has_beyond(view.plenty_bytes()) && lent_bytes + RANGE_BYTES <= view.total_bytes / 4
+        let kept_bytes = match node == home {
+            true => view.own_bytes(),
+            false => view.plenty_bytes(),
+        };
+        view.has_beyond(kept_bytes)
+            && self.shared_available_bytes >= kept_bytes + RANGE_BYTES
+            && (node == home || lent_bytes + RANGE_BYTES <= view.total_bytes / 4)
     }
 }
 
@@ -258,6 +272,7 @@ mod tests {
             available_bytes,
             may_lend: true,
             is_refusing: false,
+            may_call_home: true,
         };
         let slice = |home: &usize| SliceView {
             home: *home,
@@ -268,6 +283,7 @@ mod tests {
         };
         View {
             nodes: available.map(node).to_vec(),
+            shared_available_bytes: u64::MAX,
             slices: homes.iter().map(slice).collect(),
             distances: vec![vec![10, 12, 21], vec![12, 10, 12], vec![21, 12, 10]],
         }
@@ -319,6 +335,30 @@ mod tests {
         few.nodes[1].available_bytes = 16 * GIB;
         few.slices[0].ranges = vec![None];
         assert!(few.take().is_empty(), "it has no memory of its own");
+    }
+
+    #[test]
+    fn all_nodes_together_give_what_a_control_group_has() {
+        const MIB: u64 = 1 << 20;
+        // Each node could give what the group has left. On its own node, a slice may take more of it.
+        for (at_home, elsewhere, kept) in [(128, 128, 96), (0, 160, 128)] {
+            let node = |id| NodeView {
+                total_bytes: GIB,
+                available_bytes: MIB * if id < 4 { at_home } else { elsewhere },
+                may_lend: true,
+                is_refusing: false,
+                may_call_home: true,
+            };
+            let mut view = View {
+                nodes: (0..8).map(node).collect(),
+                shared_available_bytes: MIB * elsewhere,
+                distances: vec![vec![10; 8]; 8],
+                ..view([0; 3], &[0, 1, 2, 3], 100)
+            };
+            let taken_bytes = view.take().len() as u64 * RANGE_BYTES;
+            assert_eq!(taken_bytes, MIB * (elsewhere - kept));
+            assert_eq!(view.shared_available_bytes, MIB * kept);
+        }
     }
 
     #[test]
@@ -416,6 +456,8 @@ mod tests {
         view.nodes[0].is_refusing = true;
         assert!(view.to_give_back().is_empty());
         view.nodes[0].is_refusing = false;
+        view.nodes[0].may_call_home = false;
+        assert!(view.to_give_back().is_empty());
         view.slices[0].comes_home = Some(range);
         assert!(view.take().is_empty(), "it has memory");
         view.slices[0].ranges = vec![None; 3];

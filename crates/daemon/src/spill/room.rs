@@ -3,7 +3,17 @@
 use jericho_sys::limits::{Memory, node_available_bytes};
 use jericho_topology::{NodeId, Topology};
 
-use super::policy::NodeView;
+use super::policy::{NodeView, low_bytes};
+
+/// The memory that can be had.
+pub(super) struct Look {
+    /// The memory of each node.
+    pub nodes: Vec<NodeView>,
+    /// Memory that all nodes together can give: what the machine has, or less if a control group leaves less.
+    pub shared_available_bytes: u64,
+    /// What a control group can give to slices that begin. `None`: only the nodes limit them.
+    pub group_room_bytes: Option<u64>,
+}
 
 /// Asks for the memory of nodes.
 pub(super) struct Room {
@@ -17,15 +27,15 @@ impl Room {
         }
     }
 
-    /// Returns the memory of each node. `used_bytes`: what this mount uses of each. The kernel does not know virtual nodes, so the size of such a
+    /// Returns the memory that can be had. `used_bytes`: what this mount uses of each. The kernel does not know virtual nodes, so the size of such a
     /// node and what the mount uses of it count, too.
-    pub fn look(&self, used_bytes: &[u64]) -> Vec<NodeView> {
+    pub fn look(&self, used_bytes: &[u64]) -> Look {
         let nodes = self.topology.nodes.iter().zip(used_bytes);
         // Without /proc, nothing is lent.
         let memory = Memory::read().ok();
         let usable_bytes = memory.as_ref().map_or(0, Memory::usable_bytes);
         let usable_now_bytes = memory.as_ref().map_or(0, Memory::usable_now_bytes);
-        nodes
+        let nodes = nodes
             .map(|(node, used)| {
                 // A topology file can describe more than the machine has, and a control group can allow less.
                 let total_bytes = node.memory_bytes.min(usable_bytes);
@@ -43,9 +53,17 @@ impl Room {
                     available_bytes,
                     may_lend: node.memory_bytes > 0,
                     is_refusing: false,
+                    may_call_home: true,
                 }
             })
-            .collect()
+            .collect();
+        let limit = memory.as_ref().and_then(|memory| memory.limit.as_ref());
+        Look {
+            nodes,
+            shared_available_bytes: usable_now_bytes,
+            group_room_bytes: limit
+                .map(|limit| usable_now_bytes.saturating_sub(low_bytes(limit.bytes))),
+        }
     }
 
     /// Returns the node that gives a node its memory: the node itself, unless it has none.
@@ -92,12 +110,13 @@ mod tests {
         let topology = Topology::from_spec(file.to_str().unwrap()).unwrap();
         let room = Room::new(&topology);
         let available = |used: [u64; 2]| {
-            let nodes = room.look(&used).into_iter();
+            let nodes = room.look(&used).nodes.into_iter();
             nodes.map(|node| node.available_bytes).collect::<Vec<_>>()
         };
         let machine = Memory::read().unwrap().total_bytes;
         // The larger one is as large as the machine.
-        let totals = room.look(&[0, 0]).into_iter().map(|node| node.total_bytes);
+        let nodes = room.look(&[0, 0]).nodes.into_iter();
+        let totals = nodes.map(|node| node.total_bytes);
         let usable = Memory::read().unwrap().usable_bytes();
         assert_eq!(totals.collect::<Vec<_>>(), [64 << 20, usable]);
         let [first, second] = available([0, 0])[..] else {
