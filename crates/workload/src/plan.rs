@@ -12,7 +12,9 @@ use crate::engine::Engine;
 use crate::error::{Context, Error, Result, warn};
 use crate::fio;
 use crate::fits::{Fitting, check_targets, choose};
+use crate::kind::Variant;
 use crate::machine::{self, Machine, SECTOR_BYTES};
+use crate::meter::Meter;
 use crate::options::{Generator, Options};
 use crate::placement::{Placement, Way};
 use crate::reach::{InlinePages, Reach, Route};
@@ -182,6 +184,9 @@ impl<'a> Plan<'a> {
         let mut record = self.record(planned, seats, &outcome);
         record.engine = case.engine.used();
         record.notes.extend(case.engine.notes());
+        if planned.variant == Variant::CREATE {
+            record.notes.push("Rates are over the time in which threads create files. They leave out the time in which threads remove files.".into());
+        }
         let moved = outcome.meter.read_bytes + outcome.meter.written_bytes;
         let sectors = outcome.span.device_sectors;
         record
@@ -246,10 +251,9 @@ impl<'a> Plan<'a> {
 
     fn record(&self, planned: &Planned, seats: Vec<SeatRecord>, outcome: &Outcome) -> Record {
         let (meter, span) = (&outcome.meter, &outcome.span);
-        let rate = |amount: u64| amount as f64 / span.seconds.max(1e-9);
-        let moved = meter.read_bytes + meter.written_bytes;
+        let moved = |meter: &Meter| meter.read_bytes + meter.written_bytes;
         let tsc_hz = self.described.tsc_hz;
-        let by_node = outcome.bytes_by_node.iter();
+        let by_node = outcome.bytes_per_s_by_node().into_iter();
         Record {
             format: FORMAT,
             path: self.path().to_owned(),
@@ -270,13 +274,11 @@ impl<'a> Plan<'a> {
             as_paper: self.options.as_paper,
             seed: self.options.seed,
             engine: Vec::new(),
-            throughput_bytes_per_s: rate(moved),
-            read_bytes_per_s: rate(meter.read_bytes),
-            written_bytes_per_s: rate(meter.written_bytes),
-            iops: rate(meter.operations),
-            throughput_bytes_per_s_by_node: by_node
-                .map(|(node, bytes)| (node.0, rate(*bytes)))
-                .collect(),
+            throughput_bytes_per_s: outcome.rate(moved),
+            read_bytes_per_s: outcome.rate(|meter| meter.read_bytes),
+            written_bytes_per_s: outcome.rate(|meter| meter.written_bytes),
+            iops: outcome.rate(|meter| meter.operations),
+            throughput_bytes_per_s_by_node: by_node.map(|(node, rate)| (node.0, rate)).collect(),
             latency_ns: latencies(meter),
             local_share: meter.local_share(),
             confirmed: outcome.confirmed,
@@ -285,7 +287,8 @@ impl<'a> Plan<'a> {
             cpu_seconds: span.cpu_seconds,
             device_sectors: span.device_sectors,
             cpio: tsc_hz.and_then(|hz| span.cpio(hz)),
-            cycles_per_moved_sector: tsc_hz.and_then(|hz| span.cycles_per_moved_sector(hz, moved)),
+            cycles_per_moved_sector: tsc_hz
+                .and_then(|hz| span.cycles_per_moved_sector(hz, moved(meter))),
             sampled: SAMPLED.map(str::to_owned).into(),
             machine: self.described.clone(),
             notes: self.notes(),
