@@ -1,6 +1,6 @@
 //! Which runs a command makes, how long they take, and what each gives.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use crate::engine::Engine;
 use crate::error::{Context, Error, Result, warn};
 use crate::fio;
 use crate::fits::{Fitting, check_targets, choose};
+use crate::fs_mark;
 use crate::kind::Variant;
 use crate::machine::{self, Machine, SECTOR_BYTES};
 use crate::meter::Meter;
@@ -179,6 +180,7 @@ impl<'a> Plan<'a> {
                 &stopping,
             )?,
             Generator::Fio(_) => fio::run(&case, threads, timing.measured, watched, interrupted)?,
+            Generator::FsMark(_) => fs_mark::run(&case, timing, watched, interrupted)?,
         };
         let seats = seats.iter().map(SeatRecord::from).collect();
         let mut record = self.record(planned, seats, &outcome);
@@ -279,7 +281,10 @@ impl<'a> Plan<'a> {
             written_bytes_per_s: outcome.rate(|meter| meter.written_bytes),
             iops: outcome.rate(|meter| meter.operations),
             throughput_bytes_per_s_by_node: by_node.map(|(node, rate)| (node.0, rate)).collect(),
-            latency_ns: latencies(meter),
+            latency_ns: match outcome.latency_ns_mean {
+                Some(mean) => BTreeMap::from([("mean".to_owned(), mean)]),
+                None => latencies(meter),
+            },
             local_share: meter.local_share(),
             confirmed: outcome.confirmed,
             migration: self.is_jericho().then(|| "never".to_owned()),
@@ -311,10 +316,14 @@ impl<'a> Plan<'a> {
             let path = target.path.display();
             notes.push(format!("{path}: the node of its device is unknown."));
         }
-        if let Generator::Fio(version) = &self.options.generator {
-            notes.push(format!(
+        match &self.options.generator {
+            Generator::Own => {}
+            Generator::Fio(version) => notes.push(format!(
                 "{version} adds no bytes up, does not warm up, and tells nothing of nodes. Times of CPUs are also of its start."
-            ));
+            )),
+            Generator::FsMark(version) => notes.push(format!(
+                "{version} tells no latency but the mean, and nothing of nodes. It starts again for each round of files. Rates leave out the starts, and times of CPUs do not."
+            )),
         }
         notes
     }

@@ -67,6 +67,8 @@ pub struct Outcome {
     pub meter: Meter,
     /// What each seat has done, in their order.
     pub meters: Vec<(Seat, Meter)>,
+    /// Mean latency, if another program tells no other latency.
+    pub latency_ns_mean: Option<u64>,
     /// Pages that this process accessed inline meanwhile. `None`: no volume is mounted.
     pub inline_pages: Option<InlinePages>,
     /// Whether the kernel has confirmed, after the measurement, that threads and memory were where the seats say. `None`: they say nothing.
@@ -100,7 +102,7 @@ pub(crate) struct Seen {
 }
 
 /// Time between two looks for the end of a phase.
-const LOOK: Duration = Duration::from_millis(5);
+pub(crate) const LOOK: Duration = Duration::from_millis(5);
 
 /// Longest time by which a measurement is extended to count its first operation. A device that does not answer must not keep the run for ever.
 const EXTENSION_MAX: Duration = Duration::from_secs(60);
@@ -259,6 +261,7 @@ impl Outcome {
         }
         Ok(Outcome {
             meter,
+            latency_ns_mean: None,
             meters,
             confirmed: None,
             inline_pages: inline.map(|(last, first)| last.since(first)),

@@ -33,10 +33,10 @@ fn space_bytes(variant: Variant) -> u64 {
 }
 
 /// Bytes that the variant `create` writes in one call: fs_mark's default.
-const CHUNK_BYTES: usize = 16 << 10;
+pub(crate) const CHUNK_BYTES: usize = 16 << 10;
 
 /// Returns the number of files of a thread: the paper's, or fewer if the run's data is less.
-fn files(variant: Variant, threads: usize, scale: Scale) -> u64 {
+pub(crate) fn files(variant: Variant, threads: usize, scale: Scale) -> u64 {
     match scale.as_paper {
         true => FILES,
         false => (scale.data_bytes / threads.max(1) as u64 / space_bytes(variant)).clamp(1, FILES),
