@@ -45,7 +45,7 @@ help:
 	@echo 'make compare-creates   creates of two threads in two slices against those of one thread (2 minutes)'
 	@echo 'make compare-volumes   syncs beside 10^6 inodes and 1 GiB of dirty pages against those on an empty volume (10 minutes, 12 GiB of memory)'
 	@echo 'make compare-removals  creates beside the removal of a file with 10^5 extents, and the memory of 10^6 creates (1 minute)'
-	@echo 'make compare-generators   operations a second of jericho bench zmio against those of fio with the same engine, depth and file (3 minutes)'
+	@echo 'make compare-generators   operations a second of jericho bench zmio and fsmark against those of fio and fs_mark with the same sizes (4 minutes)'
 	@echo 'make mount-times       bytes and seconds of a mount after a kill, with 10^3 and 10^6 inodes and with a full journal'
 	@echo 'make acceptance        compare-creates, -removals, -volumes, -failures, mount-times and compare-syncs, one after the other (as root; one hour, on a machine without other load)'
 	@echo 'make compare-remote    a device of another host by Jericho, NBD and AoE; links that fail and links with faults (25 minutes; QUICK=1: 7 minutes; REMOTE_ARGS="--tables main")'
@@ -146,7 +146,7 @@ bench: setup-bench
 	$(CARGO) build --release -p jericho-cli -p jericho-preload -p jericho-bench
 	scripts/with-ring also $(TARGET)/release/jericho-bench --jericho $(BIN) --passthrough "$$(scripts/passthrough-hp)" --out $(TARGET)/bench $(if $(QUICK),--quick) $(BENCH_ARGS)
 
-compare-generators: setup-demo
+compare-generators: setup-bench
 	$(CARGO) build --release -p jericho-cli
 	scripts/compare-generators $(BIN) $(TARGET)/generators $(GENERATORS_ARGS)
 

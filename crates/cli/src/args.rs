@@ -1006,6 +1006,8 @@ Examples:
   jericho bench scan /mnt/jericho --path fast --placement best
   jericho bench all my.volume --path process               a volume that is not mounted
   jericho bench zmio /dev/nvme0n1 --generator fio          the same run by fio
+  jericho bench fsmark /mnt/data --variant create          files a second
+  jericho bench fsmark /mnt/data --generator fs_mark       the same run by fs_mark
   jericho bench scan /mnt/jericho --variant randread --threads 8 --placement-trace accesses.jsonl
   jericho bench --model list                 the machines of the papers
   jericho bench --model opteron --placement worst --threads 1,8,64
@@ -1056,7 +1058,7 @@ pub struct BenchArgs {
     /// Forms of the workload to run, for example read-64k [default: all]
     #[arg(long, value_name = "NAME,NAME,...", value_delimiter = ',')]
     pub variant: Vec<String>,
-    /// Have another program (fio) make the operations of zmio, scan and dd, on the same files with the same placement
+    /// Have another program make the operations, with the same sizes and placement: fio (for zmio, scan and dd) or fs_mark (for the variant create of fsmark)
     #[arg(long, value_name = "PROGRAM", hide_possible_values = true)]
     pub generator: Option<GeneratorArg>,
     /// Write the nodes of the run's accesses to this file, for --model with --trace. Choose one run with --variant and --threads
@@ -1157,6 +1159,9 @@ pub enum PathArg {
 pub enum GeneratorArg {
     /// fio
     Fio,
+    /// fs_mark
+    #[value(name = "fs_mark")]
+    FsMark,
 }
 
 /// A migration policy, or `None` for the policy of the directory above.

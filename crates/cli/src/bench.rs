@@ -14,7 +14,6 @@ use indicatif::{ProgressBar, ProgressStyle};
 use jericho_daemon::ThreadPolicy;
 use jericho_storage::is_remote;
 use jericho_topology::Topology;
-use jericho_workload::fio;
 use jericho_workload::kind::Kind;
 use jericho_workload::options::{Generator, Options};
 use jericho_workload::placement::Placement;
@@ -23,6 +22,7 @@ use jericho_workload::reach::{KernelFiles, Reach, Route};
 use jericho_workload::record::Record;
 use jericho_workload::schedule::Planned;
 use jericho_workload::target::Target;
+use jericho_workload::{fio, fs_mark};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
@@ -236,7 +236,7 @@ fn options(args: &BenchArgs) -> Result<Options, Failure> {
     };
     if args.generator.is_some() && args.placement_trace.is_some() {
         return Err(Failure::new(
-            "--placement-trace: fio does not tell the nodes of its accesses; leave out --generator",
+            "--placement-trace: another program does not tell the nodes of its accesses; leave out --generator",
         ));
     }
     let threads = args.threads.iter().map(|count| *count as usize).collect();
@@ -244,6 +244,7 @@ fn options(args: &BenchArgs) -> Result<Options, Failure> {
         variants: args.variant.clone(),
         generator: match args.generator {
             Some(GeneratorArg::Fio) => Generator::Fio(fio::version().map_err(failure)?),
+            Some(GeneratorArg::FsMark) => Generator::FsMark(fs_mark::version().map_err(failure)?),
             None => Generator::Own,
         },
         kinds: Kind::named(args.workload.as_deref().unwrap_or("all")).map_err(failure)?,

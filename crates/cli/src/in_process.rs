@@ -230,6 +230,11 @@ impl Files for InProcess {
         remove(mounted, dir, name)
     }
 
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        let (mounted, dir, name) = self.parent(path)?;
+        mounted.fs().unlink(dir, name).map_err(errno)
+    }
+
     fn open(&self, path: &Path, opening: Opening) -> io::Result<Box<dyn OpenFile>> {
         Ok(Box::new(self.open_file(path, opening)?))
     }

@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::fio;
-use crate::kind::Kind;
+use crate::fs_mark;
+use crate::kind::{Kind, Variant};
 use crate::options::{Generator, Options};
 use crate::placement::Way;
 use crate::reach::Route;
@@ -25,7 +26,10 @@ pub(crate) fn choose(targets: &[Target], options: &Options, route: Route) -> Res
     let (mut kinds, mut left_out) = (Vec::new(), Vec::new());
     for kind in &options.kinds {
         match check(*kind) {
-            Ok(()) => kinds.push(*kind),
+            Ok(()) => {
+                kinds.push(*kind);
+                left_out.extend(variants_left_out(*kind, options));
+            }
             Err(why) => left_out.push(why.to_string()),
         }
     }
@@ -34,6 +38,16 @@ pub(crate) fn choose(targets: &[Target], options: &Options, route: Route) -> Res
         return Err(Error::new(format!("no workload fits: {reasons}")));
     }
     Ok(Fitting { kinds, left_out })
+}
+
+/// Returns why the generator leaves out forms of a workload, if the user has not chosen the forms.
+fn variants_left_out(kind: Kind, options: &Options) -> impl Iterator<Item = String> {
+    let variants = kind.variants().iter();
+    let checked = variants.filter_map(move |variant| {
+        let checked = options.generator.check_variant(kind, *variant);
+        checked.err().map(|why| why.to_string())
+    });
+    checked.filter(|_| options.variants.is_empty())
 }
 
 /// Fails if the targets are none, the same, or of several kinds.
@@ -99,14 +113,30 @@ fn check_route(kind: Kind, targets: &[Target], route: Route) -> Result<()> {
 
 /// Fails if the generator cannot run the workload.
 fn check_generator(kind: Kind, options: &Options, route: Route) -> Result<()> {
-    match (&options.generator, route) {
-        (Generator::Own, _) => Ok(()),
-        (Generator::Fio(_), Route::Process) => Err(Error::new(
-            "fio cannot use a volume in this process; mount the volume",
-        )),
-        (Generator::Fio(_), _) if options.with_mstress => Err(Error::new(
+    let generator = &options.generator;
+    if *generator == Generator::Own {
+        return Ok(());
+    }
+    if route == Route::Process {
+        return Err(Error::new(format!(
+            "{} cannot use a volume in this process; mount the volume",
+            generator.name()
+        )));
+    }
+    if options.with_mstress {
+        return Err(Error::new(
             "--with-mstress is for our own threads; leave out --generator",
-        )),
-        (Generator::Fio(_), _) => fio::check(kind, options.placement),
+        ));
+    }
+    match generator {
+        Generator::Own => Ok(()),
+        Generator::Fio(_) => fio::check(kind, options.placement),
+        Generator::FsMark(_) => {
+            fs_mark::check(kind)?;
+            let named =
+                |variant: &Variant| options.variants.iter().any(|name| name == variant.name);
+            let mut chosen = kind.variants().iter().filter(|variant| named(variant));
+            chosen.try_for_each(|variant| generator.check_variant(kind, *variant))
+        }
     }
 }

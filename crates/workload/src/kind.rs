@@ -135,7 +135,9 @@ impl Kind {
                     ]
                 }
             }
-            Kind::Fsmark => const { &[Variant::new("files", 50 * KIB, true, true)] },
+            Kind::Fsmark => {
+                const { &[Variant::new("files", 50 * KIB, true, true), Variant::CREATE] }
+            }
             Kind::Checkpoint => {
                 const {
                     &[
@@ -177,6 +179,9 @@ pub struct Variant {
 }
 
 impl Variant {
+    /// Creates files and removes them, as the program fs_mark: a form of [`Kind::Fsmark`].
+    pub const CREATE: Variant = Variant::new("create", 50 << 10, true, false);
+
     const fn new(
         name: &'static str,
         request_bytes: usize,

@@ -16,6 +16,7 @@ pub mod error;
 pub mod fio;
 mod fits;
 pub mod frames;
+pub mod fs_mark;
 pub mod kind;
 pub mod machine;
 pub mod meter;

@@ -25,6 +25,8 @@ pub struct Meter {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
+    /// Time in which the thread has made the operations, if it does other work between them, which rates leave out. Zero: all of the measurement.
+    pub active: Duration,
     /// Of the sampled operations, those whose thread was on the node of its cached page or, with direct I/O, of its buffer.
     pub local: f64,
     /// The sampled operations whose nodes are known.
@@ -77,6 +79,7 @@ impl Meter {
             operations: 0,
             read_bytes: 0,
             written_bytes: 0,
+            active: Duration::ZERO,
             local: 0.0,
             sampled: 0,
             places: BTreeMap::new(),
@@ -88,6 +91,7 @@ impl Meter {
     pub fn reset(&mut self) {
         self.latency_ns.reset();
         (self.operations, self.read_bytes, self.written_bytes) = (0, 0, 0);
+        self.active = Duration::ZERO;
         (self.local, self.sampled) = (0.0, 0);
         self.places.clear();
         self.next_sample = 0;
@@ -153,7 +157,16 @@ impl Meter {
         }
     }
 
-    /// Adds what another thread has done.
+    /// Returns an amount per second, of [`Meter::active`] or of a measurement of this length.
+    pub fn rate(&self, amount: u64, seconds: f64) -> f64 {
+        let seconds = match self.active.is_zero() {
+            true => seconds,
+            false => self.active.as_secs_f64(),
+        };
+        amount as f64 / seconds.max(1e-9)
+    }
+
+    /// Adds what another thread has done. Threads do it at the same time, so `active` does not add up.
     pub fn add(&mut self, other: &Meter) -> Result<()> {
         let added = self.latency_ns.add(&other.latency_ns);
         added.map_err(|e| Error::new(format!("cannot add histograms: {e}")))?;

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::kind::Kind;
+use crate::error::Result;
+use crate::fs_mark;
+use crate::kind::{Kind, Variant};
 use crate::placement::Placement;
 
 /// What makes the operations.
@@ -12,6 +14,8 @@ pub enum Generator {
     Own,
     /// fio, of this version.
     Fio(String),
+    /// fs_mark, of this version.
+    FsMark(String),
 }
 
 impl Generator {
@@ -19,7 +23,15 @@ impl Generator {
     pub fn name(&self) -> &str {
         match self {
             Generator::Own => "jericho",
-            Generator::Fio(version) => version,
+            Generator::Fio(version) | Generator::FsMark(version) => version,
+        }
+    }
+
+    /// Fails if the generator does not run this form of a workload that it runs otherwise.
+    pub(crate) fn check_variant(&self, kind: Kind, variant: Variant) -> Result<()> {
+        match self {
+            Generator::Own | Generator::Fio(_) => Ok(()),
+            Generator::FsMark(_) => fs_mark::check_variant(kind, variant),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Which runs a command makes, how long they take, and what each gives.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -12,7 +12,10 @@ use crate::engine::Engine;
 use crate::error::{Context, Error, Result, warn};
 use crate::fio;
 use crate::fits::{Fitting, check_targets, choose};
+use crate::fs_mark;
+use crate::kind::Variant;
 use crate::machine::{self, Machine, SECTOR_BYTES};
+use crate::meter::Meter;
 use crate::options::{Generator, Options};
 use crate::placement::{Placement, Way};
 use crate::reach::{InlinePages, Reach, Route};
@@ -177,11 +180,15 @@ impl<'a> Plan<'a> {
                 &stopping,
             )?,
             Generator::Fio(_) => fio::run(&case, threads, timing.measured, watched, interrupted)?,
+            Generator::FsMark(_) => fs_mark::run(&case, timing, watched, interrupted)?,
         };
         let seats = seats.iter().map(SeatRecord::from).collect();
         let mut record = self.record(planned, seats, &outcome);
         record.engine = case.engine.used();
         record.notes.extend(case.engine.notes());
+        if planned.variant == Variant::CREATE {
+            record.notes.push("Rates are over the time in which threads create files. They leave out the time in which threads remove files.".into());
+        }
         let moved = outcome.meter.read_bytes + outcome.meter.written_bytes;
         let sectors = outcome.span.device_sectors;
         record
@@ -246,10 +253,9 @@ impl<'a> Plan<'a> {
 
     fn record(&self, planned: &Planned, seats: Vec<SeatRecord>, outcome: &Outcome) -> Record {
         let (meter, span) = (&outcome.meter, &outcome.span);
-        let rate = |amount: u64| amount as f64 / span.seconds.max(1e-9);
-        let moved = meter.read_bytes + meter.written_bytes;
+        let moved = |meter: &Meter| meter.read_bytes + meter.written_bytes;
         let tsc_hz = self.described.tsc_hz;
-        let by_node = outcome.bytes_by_node.iter();
+        let by_node = outcome.bytes_per_s_by_node().into_iter();
         Record {
             format: FORMAT,
             path: self.path().to_owned(),
@@ -270,14 +276,15 @@ impl<'a> Plan<'a> {
             as_paper: self.options.as_paper,
             seed: self.options.seed,
             engine: Vec::new(),
-            throughput_bytes_per_s: rate(moved),
-            read_bytes_per_s: rate(meter.read_bytes),
-            written_bytes_per_s: rate(meter.written_bytes),
-            iops: rate(meter.operations),
-            throughput_bytes_per_s_by_node: by_node
-                .map(|(node, bytes)| (node.0, rate(*bytes)))
-                .collect(),
-            latency_ns: latencies(meter),
+            throughput_bytes_per_s: outcome.rate(moved),
+            read_bytes_per_s: outcome.rate(|meter| meter.read_bytes),
+            written_bytes_per_s: outcome.rate(|meter| meter.written_bytes),
+            iops: outcome.rate(|meter| meter.operations),
+            throughput_bytes_per_s_by_node: by_node.map(|(node, rate)| (node.0, rate)).collect(),
+            latency_ns: match outcome.latency_ns_mean {
+                Some(mean) => BTreeMap::from([("mean".to_owned(), mean)]),
+                None => latencies(meter),
+            },
             local_share: meter.local_share(),
             confirmed: outcome.confirmed,
             migration: self.is_jericho().then(|| "never".to_owned()),
@@ -285,7 +292,8 @@ impl<'a> Plan<'a> {
             cpu_seconds: span.cpu_seconds,
             device_sectors: span.device_sectors,
             cpio: tsc_hz.and_then(|hz| span.cpio(hz)),
-            cycles_per_moved_sector: tsc_hz.and_then(|hz| span.cycles_per_moved_sector(hz, moved)),
+            cycles_per_moved_sector: tsc_hz
+                .and_then(|hz| span.cycles_per_moved_sector(hz, moved(meter))),
             sampled: SAMPLED.map(str::to_owned).into(),
             machine: self.described.clone(),
             notes: self.notes(),
@@ -308,10 +316,14 @@ impl<'a> Plan<'a> {
             let path = target.path.display();
             notes.push(format!("{path}: the node of its device is unknown."));
         }
-        if let Generator::Fio(version) = &self.options.generator {
-            notes.push(format!(
+        match &self.options.generator {
+            Generator::Own => {}
+            Generator::Fio(version) => notes.push(format!(
                 "{version} adds no bytes up, does not warm up, and tells nothing of nodes. Times of CPUs are also of its start."
-            ));
+            )),
+            Generator::FsMark(version) => notes.push(format!(
+                "{version} tells no latency but the mean, and nothing of nodes. It starts again for each round of files. Rates leave out the starts, and times of CPUs do not."
+            )),
         }
         notes
     }

@@ -60,6 +60,8 @@ pub trait Files: Send + Sync {
     fn make_dir(&self, path: &Path) -> io::Result<()>;
     /// Removes a directory with everything in it.
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
+    /// Removes a file.
+    fn remove_file(&self, path: &Path) -> io::Result<()>;
     /// Opens a file.
     fn open(&self, path: &Path, opening: Opening) -> io::Result<Box<dyn OpenFile>>;
     /// Creates a file of `bytes` bytes, for direct transfers.
@@ -171,6 +173,10 @@ impl Files for KernelFiles {
 
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
         fs::remove_dir_all(path)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
     }
 
     fn open(&self, path: &Path, opening: Opening) -> io::Result<Box<dyn OpenFile>> {

@@ -76,7 +76,7 @@ pub struct Record {
     pub latency_ns: BTreeMap<String, u64>,
     /// Share of the accesses whose thread was on the node of the cached page, or with direct I/O of the buffer. `None`: unknown.
     pub local_share: Option<f64>,
-    /// Whether the kernel confirmed after the run that threads and memory were where the seats say. `None`: they say nothing, or another program made the operations.
+    /// Whether the kernel confirmed after the run that threads and memory were where the seats say. `None`: they say nothing, or fio made the operations.
     #[serde(default)]
     pub confirmed: Option<bool>,
     /// How threads migrate to their data on Jericho volumes. `None`: there is none.

@@ -65,10 +65,10 @@ pub struct Timing {
 pub struct Outcome {
     /// All threads together.
     pub meter: Meter,
-    /// Bytes moved, by the home node of the device, or by the node of the thread if the device's is unknown.
-    pub bytes_by_node: BTreeMap<NodeId, u64>,
     /// What each seat has done, in their order.
     pub meters: Vec<(Seat, Meter)>,
+    /// Mean latency, if another program tells no other latency.
+    pub latency_ns_mean: Option<u64>,
     /// Pages that this process accessed inline meanwhile. `None`: no volume is mounted.
     pub inline_pages: Option<InlinePages>,
     /// Whether the kernel has confirmed, after the measurement, that threads and memory were where the seats say. `None`: they say nothing.
@@ -102,7 +102,7 @@ pub(crate) struct Seen {
 }
 
 /// Time between two looks for the end of a phase.
-const LOOK: Duration = Duration::from_millis(5);
+pub(crate) const LOOK: Duration = Duration::from_millis(5);
 
 /// Longest time by which a measurement is extended to count its first operation. A device that does not answer must not keep the run for ever.
 const EXTENSION_MAX: Duration = Duration::from_secs(60);
@@ -256,21 +256,37 @@ impl Outcome {
     ) -> Result<Outcome> {
         let inline = last.inline_pages.zip(first.inline_pages);
         let mut meter = Meter::new()?;
-        let mut bytes_by_node = BTreeMap::new();
-        for (seat, own) in &meters {
-            if let Some(node) = seat.device.or(seat.thread) {
-                *bytes_by_node.entry(node).or_default() += own.read_bytes + own.written_bytes;
-            }
+        for (_, own) in &meters {
             meter.add(own)?;
         }
         Ok(Outcome {
             meter,
-            bytes_by_node,
+            latency_ns_mean: None,
             meters,
             confirmed: None,
             inline_pages: inline.map(|(last, first)| last.since(first)),
             span: watched.machine.between(&first.moment, &last.moment),
         })
+    }
+
+    /// Returns an amount per second: the rates of all threads together.
+    pub fn rate(&self, amount: impl Fn(&Meter) -> u64) -> f64 {
+        let rates = self.meters.iter();
+        rates
+            .map(|(_, meter)| meter.rate(amount(meter), self.span.seconds))
+            .sum()
+    }
+
+    /// Returns bytes moved per second, by the home node of the device, or by the node of the thread if the device's is unknown.
+    pub fn bytes_per_s_by_node(&self) -> BTreeMap<NodeId, f64> {
+        let mut rates = BTreeMap::new();
+        for (seat, meter) in &self.meters {
+            if let Some(node) = seat.device.or(seat.thread) {
+                let bytes = meter.read_bytes + meter.written_bytes;
+                *rates.entry(node).or_default() += meter.rate(bytes, self.span.seconds);
+            }
+        }
+        rates
     }
 }
 

@@ -91,7 +91,8 @@ pub(crate) fn runs_of(kind: Kind, options: &Options, limits: Limits) -> Result<V
     let variants = kind.variants().iter().filter(|variant| {
         let may_run = limits.are_directories() || !variant.writes || options.may_destroy;
         let may_write = !options.placement.reads_only();
-        may_run && (may_write || !variant.writes) && is_wanted(variant, options)
+        let can_make = options.generator.check_variant(kind, **variant).is_ok();
+        may_run && can_make && (may_write || !variant.writes) && is_wanted(variant, options)
     });
     let pairs = variants.flat_map(|variant| threads.iter().map(move |count| (*variant, *count)));
     let pairs: Vec<(Variant, usize)> = pairs.collect();

@@ -205,11 +205,16 @@ impl Seat {
 
     /// Asks the kernel where the calling thread may run. Returns `None` if the seat says nothing about that. Fails if it is another node.
     pub fn confirm(&self, topology: &Topology) -> Result<Option<bool>> {
+        self.confirm_of(topology, None)
+    }
+
+    /// Does the same as [`Seat::confirm`] for another thread or process. `None`: the calling thread.
+    pub(crate) fn confirm_of(&self, topology: &Topology, id: Option<u32>) -> Result<Option<bool>> {
         let Some(node) = self.thread else {
             return Ok(None);
         };
         let cpus = topology.node(node).map_or(&[][..], |node| &node.cpus);
-        let allowed = affinity::get(None).doing("read the CPUs of a thread")?;
+        let allowed = affinity::get(id).doing("read the CPUs of a thread")?;
         match allowed.iter().find(|cpu| !cpus.contains(cpu)) {
             None => Ok(Some(true)),
             Some(other) => Err(Error::new(format!(

@@ -18,6 +18,8 @@ mod search;
 mod stream;
 mod zmio;
 
+/// Sizes of fsmark.
+pub(crate) use fsmark::{CHUNK_BYTES as FSMARK_CHUNK_BYTES, files as fsmark_files};
 /// Requests that a thread of zmio has in progress.
 pub(crate) use zmio::DEPTH as ZMIO_DEPTH;
 

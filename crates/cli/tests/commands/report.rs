@@ -21,6 +21,8 @@ fn bench(dir: &Path, placement: &str, out: &Path) {
         "2",
         "--topology",
         "virtual:2",
+        "--variant",
+        "files",
         "--placement",
         placement,
     ];

@@ -1,0 +1,442 @@
+//! fs_mark in place of our own threads, for the variant `create` of fsmark, so that users need not trust the generator of `bench`.
+//!
+//! Each seat has a fs_mark of one thread, which takes the CPUs and the memory policy of the thread that starts it. fs_mark makes the files of one round,
+//! removes them and ends. The thread starts it again until the time is over: with its option `-L`, fs_mark would keep the files of all rounds.
+//!
+//! fs_mark itself starts a process that makes the files. Both are in a process group, which `bench` kills when the run ends early. If `bench` is killed, the
+//! kernel kills fs_mark, and the process that makes files fails with its next file, because the path of its directory leads through `bench`.
+
+use std::io::{self, PipeReader, Read};
+use std::ops::Range;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use jericho_sys::process::kill_with_parent;
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::case::Case;
+use crate::error::{Context, Error, Result};
+use crate::kind::{Kind, Variant};
+use crate::meter::Meter;
+use crate::reach::{Files, KernelFiles};
+use crate::run::{LOOK, Outcome, Seen, Timing, Watched, both};
+use crate::seats::Seat;
+use crate::target::{Scratch, Target};
+use crate::work;
+
+/// Numbers of a line of results, with the option `-v`.
+const COLUMNS: usize = 23;
+
+/// Returns fs_mark's version. Has it make one file of a byte, because it tells its version only when it runs. Fails if fs_mark is not installed.
+pub fn version() -> Result<String> {
+    let own = own_dir()?;
+    let log = own.dir(0).join("log");
+    let round = Round {
+        dir: own.dir(0),
+        log: &log,
+        files: 1,
+        file_bytes: 1,
+    };
+    let text = Running::default().finish(round, &AtomicBool::new(false), |_| Ok(()))?;
+    let version = text.lines().find_map(|line| {
+        let rest = line.strip_prefix("#\tVersion ")?;
+        Some(format!("fs_mark-{}", rest.split(',').next()?))
+    });
+    version.ok_or_else(|| not_understood(&text))
+}
+
+/// Fails if fs_mark has no such workload.
+pub fn check(kind: Kind) -> Result<()> {
+    match kind {
+        Kind::Fsmark => Ok(()),
+        _ => Err(Error::new(format!(
+            "fs_mark does not run {}; it runs the variant create of fsmark",
+            kind.name()
+        ))),
+    }
+}
+
+/// Fails if fs_mark does not do what this form of fsmark does.
+pub(crate) fn check_variant(kind: Kind, variant: Variant) -> Result<()> {
+    match kind == Kind::Fsmark && variant != Variant::CREATE {
+        true => Err(Error::new(format!(
+            "fs_mark creates files and reads none, so it does not run fsmark {}; use --variant create, or leave out --generator",
+            variant.name
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// Makes a directory for fs_mark's logs. In the target, they would be a part of the load.
+fn own_dir() -> Result<Scratch> {
+    let files: Arc<dyn Files> = Arc::new(KernelFiles);
+    let target = Target {
+        path: std::env::temp_dir(),
+        is_directory: true,
+        is_jericho: false,
+        node: None,
+    };
+    Scratch::make(&files, &[target], 1)
+}
+
+/// Runs the workload of a case with fs_mark. The last round of each seat ends after the time of the measurement.
+pub fn run(
+    case: &Case,
+    timing: Timing,
+    watched: Watched,
+    interrupted: &AtomicBool,
+) -> Result<Outcome> {
+    let begin = Instant::now() + timing.warm_up;
+    let time = begin..begin + timing.measured;
+    let (first, seats) = run_seats(case, time, watched, interrupted)?;
+    let last = watched.now()?;
+    let (mut meters, mut failures) = (Vec::new(), Vec::new());
+    let (mut confirmed, mut in_calls) = (None, Duration::ZERO);
+    for (seat, measured) in case.seats.iter().zip(seats) {
+        match measured {
+            Ok(measured) => {
+                confirmed = both(confirmed, measured.confirmed);
+                in_calls += measured.in_calls;
+                meters.push((seat.clone(), measured.meter));
+            }
+            Err(error) => failures.push(error),
+        }
+    }
+    // One failure interrupts the other threads.
+    failures.sort_by_key(Error::is_interruption);
+    if let Some(failure) = failures.into_iter().next() {
+        return Err(failure);
+    }
+    let outcome = Outcome::of(watched, (&first, &last), meters)?;
+    let mean = in_calls.as_nanos() / u128::from(outcome.meter.operations.max(1));
+    Ok(Outcome {
+        confirmed,
+        latency_ns_mean: Some(mean as u64),
+        // Ours, not fs_mark's.
+        inline_pages: None,
+        ..outcome
+    })
+}
+
+/// Runs a thread for each seat. Returns the state of the machine when the measurement began, and what the seats have done.
+fn run_seats(
+    case: &Case,
+    time: Range<Instant>,
+    watched: Watched,
+    interrupted: &AtomicBool,
+) -> Result<(Seen, Vec<Result<Measured>>)> {
+    let (scratch, own) = (case.scratch()?, own_dir()?);
+    let files = work::fsmark_files(case.variant, case.seats.len(), case.scale);
+    let running: Vec<Running> = case.seats.iter().map(|_| Running::default()).collect();
+    let stop = || {
+        case.stopping.store(true, Ordering::Relaxed);
+        running.iter().for_each(Running::kill);
+    };
+    thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for (index, (seat, running)) in case.seats.iter().zip(&running).enumerate() {
+            let (log, time) = (own.dir(0).join(index.to_string()), time.clone());
+            let body = move || {
+                let round = Round {
+                    dir: scratch.dir(index),
+                    log: &log,
+                    files,
+                    file_bytes: case.variant.request_bytes as u64,
+                };
+                let measured = repeat(case, seat, round, running, time);
+                if measured.is_err() {
+                    case.stopping.store(true, Ordering::Relaxed);
+                }
+                measured
+            };
+            let builder = thread::Builder::new().name(format!("bench-{index}"));
+            match builder.spawn_scoped(scope, body) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    stop();
+                    return Err(Error::new(format!(
+                        "cannot start thread {index} of the run: {error}; use fewer threads, or raise the limit (ulimit -u)"
+                    )));
+                }
+            }
+        }
+        let mut first = None;
+        while threads.iter().any(|thread| !thread.is_finished()) {
+            if interrupted.load(Ordering::Relaxed) || case.stopping.load(Ordering::Relaxed) {
+                stop();
+            }
+            if first.is_none() && Instant::now() >= time.start {
+                first = Some(watched.now());
+            }
+            thread::sleep(LOOK);
+        }
+        let seats = threads.into_iter().map(|thread| {
+            let joined = thread.join();
+            joined.unwrap_or_else(|_| Err(Error::new("a thread of the run has panicked")))
+        });
+        let seats = seats.collect();
+        // There is none if the run has failed before.
+        Ok((first.unwrap_or_else(|| watched.now())?, seats))
+    })
+}
+
+/// What a seat has done.
+struct Measured {
+    meter: Meter,
+    /// Time in calls that create, write and close files.
+    in_calls: Duration,
+    confirmed: Option<bool>,
+}
+
+/// Runs fs_mark in a seat, round after round, and counts the rounds that begin in `time`, or the first one after it if there is none.
+fn repeat(
+    case: &Case,
+    seat: &Seat,
+    round: Round,
+    running: &Running,
+    time: Range<Instant>,
+) -> Result<Measured> {
+    seat.take(case.topology)?;
+    seat.bind_pages(case.topology)?;
+    // fs_mark removes its files before anyone can ask where their pages are.
+    let is_bound = seat.kernel_node(case.topology).is_some() && !case.is_jericho();
+    let mut measured = Measured {
+        meter: Meter::new()?,
+        in_calls: Duration::ZERO,
+        confirmed: is_bound.then_some(false),
+    };
+    loop {
+        let began = Instant::now();
+        if began >= time.end && measured.meter.operations > 0 {
+            return Ok(measured);
+        }
+        let mut on_node = None;
+        let text = running.finish(round, case.stopping, |pid| {
+            on_node = seat.confirm_of(case.topology, Some(pid))?;
+            Ok(())
+        })?;
+        if began < time.start {
+            continue;
+        }
+        let result = parse(&text, round.files)?;
+        measured.confirmed = both(measured.confirmed, on_node);
+        measured.in_calls += result.took.saturating_sub(result.overhead);
+        measured.meter.operations += round.files;
+        measured.meter.written_bytes += round.files * round.file_bytes;
+        measured.meter.active += result.took;
+    }
+}
+
+/// Files that fs_mark creates, and then removes.
+#[derive(Clone, Copy)]
+struct Round<'a> {
+    dir: &'a Path,
+    log: &'a Path,
+    files: u64,
+    file_bytes: u64,
+}
+
+impl Round<'_> {
+    /// Returns fs_mark with the sizes of the round. It calls neither fsync(2) nor sync(2).
+    fn command(&self) -> Command {
+        let mut command = Command::new("fs_mark");
+        command.args(["-v", "-S", "0", "-t", "1"]);
+        command.arg("-d").arg(self.dir).arg("-l").arg(self.log);
+        command.arg("-n").arg(self.files.to_string());
+        command.arg("-s").arg(self.file_bytes.to_string());
+        command.arg("-w").arg(work::FSMARK_CHUNK_BYTES.to_string());
+        command
+    }
+}
+
+/// The fs_mark of a seat, while it runs.
+#[derive(Default)]
+struct Running(Mutex<Option<Child>>);
+
+impl Running {
+    fn lock(&self) -> MutexGuard<'_, Option<Child>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Kills fs_mark and the process that makes files, if they run.
+    fn kill(&self) {
+        if let Some(child) = &*self.lock()
+            && let Some(group) = Pid::from_raw(child.id() as i32)
+        {
+            // The id is theirs: fs_mark is reaped under the lock. All of the group may have ended.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+
+    /// Runs fs_mark to its end, and returns what it has printed. Calls `confirm` with its process id after its end. Fails if `stopping` is set, or if
+    /// fs_mark fails.
+    fn finish(
+        &self,
+        round: Round,
+        stopping: &AtomicBool,
+        confirm: impl FnOnce(u32) -> Result<()>,
+    ) -> Result<String> {
+        let mut output = self.start(round, stopping)?;
+        let mut text = Vec::new();
+        // Both processes have the other end of the pipe, so both have closed it.
+        let read = output.read_to_end(&mut text);
+        let mut running = self.lock();
+        let Some(mut child) = running.take() else {
+            return Err(Error::interrupted());
+        };
+        let confirmed = confirm(child.id());
+        let status = child.wait().doing("wait for fs_mark")?;
+        drop(running);
+        // Each round would make it longer.
+        let _ = std::fs::remove_file(round.log);
+        if stopping.load(Ordering::Relaxed) {
+            return Err(Error::interrupted());
+        }
+        read.doing("read the output of fs_mark")?;
+        let text = String::from_utf8_lossy(&text).into_owned();
+        if !status.success() {
+            return Err(Error::new(format!(
+                "fs_mark has failed ({status}): {}",
+                cause(&text)
+            )));
+        }
+        confirmed.map(|()| text)
+    }
+
+    /// Starts fs_mark. Returns its output and its errors.
+    fn start(&self, round: Round, stopping: &AtomicBool) -> Result<PipeReader> {
+        let (output, end) = io::pipe().doing("make a pipe")?;
+        let other_end = end.try_clone().doing("make a pipe")?;
+        let mut command = round.command();
+        command.stdin(Stdio::null()).stdout(end).stderr(other_end);
+        command.process_group(0);
+        let mut running = self.lock();
+        // The flag is set before the lock is taken to kill what runs.
+        if stopping.load(Ordering::Relaxed) {
+            return Err(Error::interrupted());
+        }
+        let spawned = kill_with_parent(&mut command).spawn();
+        *running = Some(spawned.map_err(|error| {
+            Error::new(format!(
+                "fs_mark cannot be started: {error}; install it (Debian's package fsmark), or leave out --generator"
+            ))
+        })?);
+        Ok(output)
+    }
+}
+
+/// What fs_mark prints about a round.
+struct Printed {
+    /// Time in which it has created the files.
+    took: Duration,
+    /// Part of this time outside calls that create, write and close.
+    overhead: Duration,
+}
+
+/// Reads the line of results.
+fn parse(text: &str, files: u64) -> Result<Printed> {
+    let lines = text.lines().map(numbers);
+    let columns = lines.flatten().next_back();
+    let columns = columns.ok_or_else(|| not_understood(text))?;
+    let (count, files_per_s, overhead_us) = (columns[1], columns[3], columns[4]);
+    if count != files as f64 {
+        return Err(Error::new(format!(
+            "fs_mark reports {count} files instead of {files}"
+        )));
+    }
+    if files_per_s <= 0.0 {
+        return Err(Error::new(
+            "fs_mark reports 0.0 files per second: it rounds to tenths, and this target is slower; leave out --generator",
+        ));
+    }
+    Ok(Printed {
+        took: Duration::from_secs_f64(files as f64 / files_per_s),
+        overhead: Duration::from_micros(overhead_us as u64),
+    })
+}
+
+/// Returns the numbers of a line of results, and `None` for other lines.
+fn numbers(line: &str) -> Option<Vec<f64>> {
+    let columns: Option<Vec<f64>> = line
+        .split_whitespace()
+        .map(|word| word.parse().ok().filter(|number: &f64| number.is_finite()))
+        .collect();
+    columns.filter(|columns| columns.len() == COLUMNS)
+}
+
+/// Returns what fs_mark has printed besides its options and results: why it has failed.
+fn cause(text: &str) -> String {
+    let lines = text.lines().map(str::trim);
+    let said = lines.filter(|line| {
+        let is_heading = line.starts_with('#') || line.starts_with("FSUse%");
+        !line.is_empty() && !is_heading && numbers(line).is_none()
+    });
+    said.collect::<Vec<_>>().join("; ")
+}
+
+fn not_understood(text: &str) -> Error {
+    Error::new(format!(
+        "fs_mark's output is not understood; is it another version? {}",
+        cause(text)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADING: &str = "
+#  fs_mark  -v
+#\tVersion 3.3, 1 thread(s) starting at Sat Nov 28 15:21:07 2026
+
+FSUse%        Count         Size    Files/sec     App Overhead        CREAT (Min/Avg/Max)
+";
+    const LINE: &str = "    69          128        51200       8000.0             1000       52      132     4445        4       25     4139        0        0        0        0        0        0        1        2        4        10        20        30\n";
+
+    #[test]
+    fn a_line_of_results_gives_the_time_of_creation_without_the_removals() {
+        let printed = parse(&format!("{HEADING}{LINE}"), 128).unwrap();
+        assert_eq!(printed.took, Duration::from_millis(16));
+        assert_eq!(printed.overhead, Duration::from_millis(1));
+    }
+
+    #[test]
+    fn output_of_another_form_is_an_error() {
+        let error = |text: String, files| parse(&text, files).err().unwrap().to_string();
+        assert!(error(HEADING.to_owned(), 128).contains("another version"));
+        assert!(error(format!("{HEADING}{LINE}"), 64).contains("128 files instead of 64"));
+        let slow = LINE.replace("8000.0", "   0.0");
+        assert!(error(slow, 128).contains("rounds to tenths"));
+        let endless = LINE.replace("8000.0", "   inf");
+        assert!(error(endless, 128).contains("another version"));
+    }
+
+    #[test]
+    fn the_cause_of_a_failure_is_what_fs_mark_says_besides_its_results() {
+        let text = format!(
+            "{HEADING}{LINE}Error in creat: No space left on device\nfopen failed to open: /tmp/log.7\n"
+        );
+        let expected = "Error in creat: No space left on device; fopen failed to open: /tmp/log.7";
+        assert_eq!(cause(&text), expected);
+    }
+
+    #[test]
+    fn fs_mark_runs_only_what_it_does() {
+        check(Kind::Fsmark).unwrap();
+        assert!(
+            check(Kind::Scan)
+                .unwrap_err()
+                .to_string()
+                .contains("create of fsmark")
+        );
+        for variant in Kind::Fsmark.variants() {
+            let checked = check_variant(Kind::Fsmark, *variant);
+            assert_eq!(checked.is_ok(), *variant == Variant::CREATE);
+        }
+    }
+}
