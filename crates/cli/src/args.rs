@@ -1074,9 +1074,9 @@ pub struct BenchArgs {
     /// Seed of offsets and contents
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// NUMA nodes: auto, virtual:N, or the path of a topology file
-    #[arg(long, value_name = "SPEC", default_value = "auto")]
-    pub topology: String,
+    /// NUMA nodes: auto, virtual:N, or the path of a topology file [default: those of the mount; auto if the targets are on no Jericho mount]
+    #[arg(long, value_name = "SPEC")]
+    pub topology: Option<String>,
     /// Predict for this machine: a name from list, a machine file, or a file with the output of jericho probe --json; or list, or judged
     #[arg(long, value_name = "MACHINE", conflicts_with_all = ["workload", "seconds", "out", "path", "variant", "generator", "placement_trace", "as_paper", "with_mstress", "force"])]
     pub model: Option<String>,

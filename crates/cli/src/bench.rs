@@ -30,7 +30,7 @@ use crate::args::{BenchArgs, GeneratorArg, PathArg};
 use crate::failure::{Context, Failure, Outcome, both, print};
 use crate::in_process::InProcess;
 use crate::on_mounts::OnMounts;
-use crate::{control, predict, preload, served};
+use crate::{bench_nodes, control, predict, preload, served};
 
 /// Set in the environment of this program when it runs for the second time.
 const AGAIN: &str = "JERICHO_BENCH_AGAIN";
@@ -48,7 +48,7 @@ pub fn run(args: &BenchArgs) -> Outcome {
 }
 
 fn measure(args: &BenchArgs) -> Outcome {
-    let topology = Topology::from_spec(&args.topology).map_err(|e| Failure::new(e.to_string()))?;
+    let topology = bench_nodes::of(args.topology.as_deref(), &args.targets)?;
     let options = options(args)?;
     let route = route(args)?;
     // Closes the volumes after the last run, also after a failure.

@@ -83,6 +83,36 @@ fn under_jericho_run_the_fast_path_is_the_default_and_the_mount_can_be_had() {
 }
 
 #[test]
+fn the_nodes_are_those_of_the_mount_and_others_are_refused() {
+    let volume = small_volume();
+    volume.mount();
+    let bench = |more: &[&str]| {
+        let mut command = jericho(["bench", "scan", "--seconds", "0.3", "--variant", "read"]);
+        command
+            .args(["--threads", "2"])
+            .arg(volume.mnt())
+            .args(more);
+        command
+    };
+    let out = volume.beside("results");
+    for (placement, share) in [("best", 1.0), ("worst", 0.0)] {
+        succeed(bench(&["--placement", placement, "--out"]).arg(&out));
+        let record: Value = serde_json::from_str(&std::fs::read_to_string(&out).unwrap()).unwrap();
+        assert_eq!(record["machine"]["topology"], "virtual:2");
+        assert_eq!(record["local_share"], share, "{placement}: {record}");
+        std::fs::remove_file(&out).unwrap();
+    }
+    for other in ["auto", "virtual:1", "virtual:4"] {
+        let refused = fail(
+            &mut bench(&["--placement", "worst", "--topology", other]),
+            1,
+        );
+        assert!(refused.contains(other), "{refused}");
+        assert!(refused.contains("--topology virtual:2"), "{refused}");
+    }
+}
+
+#[test]
 fn the_fast_path_is_refused_where_nothing_can_be_inline_and_left_out_of_all() {
     let volume = small_volume();
     volume.mount();
