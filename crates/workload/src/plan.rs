@@ -19,7 +19,7 @@ use crate::reach::{InlinePages, Reach, Route};
 use crate::record::{FORMAT, MachineRecord, Record, SAMPLED, SeatRecord, latencies};
 use crate::room;
 use crate::run::{self, Outcome, Timing, Watched};
-use crate::schedule::{Limits, Planned, check_variants, runs_of};
+use crate::schedule::{Limits, Planned, check_variants, runs_of, without_run};
 use crate::seats::{Places, Seat, seats};
 use crate::speed::fill_bytes_per_s;
 use crate::target::{Scratch, Target};
@@ -49,8 +49,13 @@ impl<'a> Plan<'a> {
     ) -> Result<Plan<'a>> {
         check_targets(&targets)?;
         check_variants(&options)?;
-        let Fitting { kinds, left_out } = choose(&targets, &options, reach.route)?;
+        let Fitting {
+            kinds,
+            mut left_out,
+        } = choose(&targets, &options, reach.route)?;
         options.kinds = kinds;
+        let are_directories = targets.iter().all(|target| target.is_directory);
+        left_out.extend(without_run(&options, are_directories, &left_out)?);
         let nodes: Vec<_> = targets.iter().map(|target| target.node).collect();
         let places = Places {
             device_nodes: &nodes,

@@ -178,6 +178,17 @@ fn a_device_is_read_and_never_written_without_force() {
         .map(|record| record["variant"].as_str().unwrap())
         .collect();
     assert_eq!(variants, ["read-64k", "read-1m"]);
+    let out = dir.path().join("results.jsonl");
+    let mut only_writes = jericho(["bench", "zmio", "--variant", "write-1m", "--out"]);
+    only_writes.arg(&out).arg(&device).args(SHORT);
+    let refused = fail(&mut only_writes, 1);
+    assert!(refused.contains("--force"), "{refused}");
+    assert!(!out.exists());
+    // The user learns which one of two forms does not run.
+    let mixed = bench("zmio", &device, &["--variant", "read-64k,write-1m"]);
+    assert_eq!(mixed.len(), 1);
+    let notes = mixed[0]["notes"].to_string();
+    assert!(notes.contains("--force"), "{notes}");
     assert!(std::fs::read(&device).unwrap() == bytes);
     assert_eq!(bench("zmio", &device, &["--force"]).len(), 3);
     assert!(std::fs::read(&device).unwrap() != bytes);
