@@ -1053,7 +1053,8 @@ pub struct BenchArgs {
     /// and bench opens them itself) [default: mount; under jericho run: fast]
     #[arg(long, value_name = "WAY", hide_possible_values = true)]
     pub path: Option<PathArg>,
-    /// Forms of the workload to run, for example read-64k [default: all]
+    /// Forms of the workload to run, for example read-64k [default: all; of zmio read-64k, read-1m and write-1m, which also has read-128k, read-256k, read-512k,
+    /// and the same from write-64k to write-512k]
     #[arg(long, value_name = "NAME,NAME,...", value_delimiter = ',')]
     pub variant: Vec<String>,
     /// Have another program (fio) make the operations of zmio, scan and dd, on the same files with the same placement

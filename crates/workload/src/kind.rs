@@ -130,7 +130,14 @@ impl Kind {
                 const {
                     &[
                         Variant::new("read-64k", 64 * KIB, false, false),
+                        Variant::new("read-128k", 128 * KIB, false, false).on_request(),
+                        Variant::new("read-256k", 256 * KIB, false, false).on_request(),
+                        Variant::new("read-512k", 512 * KIB, false, false).on_request(),
                         Variant::new("read-1m", 1024 * KIB, false, false),
+                        Variant::new("write-64k", 64 * KIB, true, false).on_request(),
+                        Variant::new("write-128k", 128 * KIB, true, false).on_request(),
+                        Variant::new("write-256k", 256 * KIB, true, false).on_request(),
+                        Variant::new("write-512k", 512 * KIB, true, false).on_request(),
                         Variant::new("write-1m", 1024 * KIB, true, false),
                     ]
                 }
@@ -174,6 +181,8 @@ pub struct Variant {
     pub writes: bool,
     /// Whether its offsets are random.
     pub is_random: bool,
+    /// Whether it runs if the user chooses no variant. The others would make a workload longer than a minute.
+    pub is_default: bool,
 }
 
 impl Variant {
@@ -188,6 +197,15 @@ impl Variant {
             request_bytes,
             writes,
             is_random,
+            is_default: true,
+        }
+    }
+
+    /// Leaves the variant to users who choose it.
+    const fn on_request(self) -> Variant {
+        Variant {
+            is_default: false,
+            ..self
         }
     }
 }
@@ -209,6 +227,22 @@ mod tests {
                 .to_string()
                 .contains("checkpoint")
         );
+    }
+
+    #[test]
+    fn zmio_has_all_sizes_from_64_kib_to_1_mib_in_both_directions() {
+        let sizes = |writes| {
+            let variants = Kind::Zmio.variants().iter();
+            let variants = variants.filter(move |variant| variant.writes == writes);
+            variants.map(|variant| variant.request_bytes >> 10)
+        };
+        for writes in [false, true] {
+            assert!(sizes(writes).eq([64, 128, 256, 512, 1024]));
+        }
+        let defaults = Kind::Zmio.variants().iter();
+        let defaults = defaults.filter(|variant| variant.is_default);
+        let names: Vec<&str> = defaults.map(|variant| variant.name).collect();
+        assert_eq!(names, ["read-64k", "read-1m", "write-1m"]);
     }
 
     #[test]

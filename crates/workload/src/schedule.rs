@@ -138,8 +138,10 @@ pub(crate) fn runs_of(kind: Kind, options: &Options, limits: Limits) -> Result<V
 }
 
 fn is_wanted(variant: &Variant, options: &Options) -> bool {
-    let mut wanted = options.variants.iter();
-    options.variants.is_empty() || wanted.any(|name| name == variant.name)
+    match &options.variants[..] {
+        [] => variant.is_default,
+        wanted => wanted.iter().any(|name| name == variant.name),
+    }
 }
 
 /// Fails if the workload writes in this form, and the placement or the user does not let it.

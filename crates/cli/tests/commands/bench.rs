@@ -191,6 +191,12 @@ fn a_device_is_read_and_never_written_without_force() {
     assert!(notes.contains("--force"), "{notes}");
     assert!(std::fs::read(&device).unwrap() == bytes);
     assert_eq!(bench("zmio", &device, &["--force"]).len(), 3);
+    let sizes = ["--force", "--variant", "read-256k,write-64k"];
+    for (record, bytes) in bench("zmio", &device, &sizes).iter().zip([256, 64]) {
+        let rate = |key: &str| record[key].as_f64().unwrap();
+        let each = rate("throughput_bytes_per_s") / rate("iops");
+        assert_eq!(each.round() as u64, bytes << 10, "{record}");
+    }
     assert!(std::fs::read(&device).unwrap() != bytes);
 }
 
