@@ -1013,7 +1013,8 @@ Examples:
   jericho bench --model judged               the model's values beside the papers'
 
 Workloads: zmio (asynchronous direct I/O), fsmark (small files), checkpoint (a shared file, as IOR), stream (a thread that reads records and one \
-that stores them), search (an index of a corpus), scan (64 files, sequential and random, as fio), dd (direct reads of 512 KiB), all. \
+that stores them), search (an index of a corpus), scan (64 files, sequential and random, as fio), dd (direct reads of 512 KiB), mstress (copies of \
+memory, without storage), all (without mstress). \
 The papers' applications Dedup, Ferret, Metis, Borealis, HBase, BDB, TPC-C, TPC-E and Tariff are left out.
 
 Placements: TRLCPL, TRLCPR, TRRCPL, TRRCPR say whether the transfer between device and cached page, and the copy between cached page and program, \
@@ -1066,7 +1067,7 @@ pub struct BenchArgs {
     /// Take the papers' sizes and numbers of threads
     #[arg(long)]
     pub as_paper: bool,
-    /// Run threads beside the workload that stream through memory
+    /// Run threads of mstress beside the workload, which copy memory on the nodes of its cached pages or buffers: one for each of its threads, up to 8
     #[arg(long)]
     pub with_mstress: bool,
     /// Let zmio write to the devices, which destroys what is on them

@@ -17,7 +17,7 @@ use jericho_topology::Topology;
 use jericho_workload::fio;
 use jericho_workload::kind::Kind;
 use jericho_workload::options::{Generator, Options};
-use jericho_workload::placement::Placement;
+use jericho_workload::placement::{Placement, Way};
 use jericho_workload::plan::Plan;
 use jericho_workload::reach::{KernelFiles, Reach, Route};
 use jericho_workload::record::Record;
@@ -161,6 +161,12 @@ fn measure_by(
             "--placement-trace is of one run, and these are {}; choose one workload with --variant and one number of --threads",
             plan.runs.len()
         )));
+    }
+    let mut kinds = plan.runs.iter().map(|run| run.kind);
+    if args.placement_trace.is_some() && kinds.any(|kind| kind.way() == Way::Memory) {
+        return Err(Failure::new(
+            "--placement-trace: mstress uses memory only; choose another workload",
+        ));
     }
     let mut out = args.out.as_deref().map(open_out).transpose()?;
     let trace = args.placement_trace.as_deref();
@@ -408,7 +414,16 @@ fn line(record: &Record) -> String {
         let busy = cpio.user + cpio.system + cpio.irq + cpio.soft_irq;
         format!("{busy:.0}")
     });
-    format!(
+    let beside = record.mstress.map(|mstress| {
+        format!(
+            "{:<24} {:<9} {:>7} {:>11.1}\n",
+            "  beside: mstress",
+            "",
+            mstress.threads,
+            mstress.bytes_per_s / 1e6
+        )
+    });
+    let line = format!(
         "{:<24} {:<9} {:>7} {:>11.1} {:>11.0} {:>10} {:>10} {:>7} {:>10}\n",
         format!("{} {}", record.workload, record.variant),
         record.placement,
@@ -419,7 +434,8 @@ fn line(record: &Record) -> String {
         latency("p99"),
         local,
         cycles
-    )
+    );
+    line + &beside.unwrap_or_default()
 }
 
 #[cfg(test)]

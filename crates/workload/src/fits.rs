@@ -63,6 +63,11 @@ pub(crate) fn check_targets(targets: &[Target]) -> Result<()> {
 /// Fails if a workload cannot run with these options.
 fn check_kind(kind: Kind, targets: &[Target], options: &Options, route: Route) -> Result<()> {
     options.placement.check(kind.way(), kind.name())?;
+    if kind == Kind::Mstress && options.with_mstress {
+        return Err(Error::new(
+            "mstress is the workload already; leave out --with-mstress",
+        ));
+    }
     if !targets[0].is_directory && !kind.runs_on_devices() {
         return Err(Error::new(format!(
             "{} makes files, and {} is no directory; name a directory",
@@ -90,6 +95,10 @@ fn check_route(kind: Kind, targets: &[Target], route: Route) -> Result<()> {
     }
     match kind.way() {
         Way::Cached => Ok(()),
+        Way::Memory => Err(Error::new(format!(
+            "{} accesses no file; leave out --path fast",
+            kind.name()
+        ))),
         Way::Direct => Err(Error::new(format!(
             "{} uses direct I/O, which is never inline; leave out --path fast, or choose a workload that reads cached files",
             kind.name()

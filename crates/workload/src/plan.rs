@@ -16,7 +16,7 @@ use crate::machine::{self, Machine, SECTOR_BYTES};
 use crate::options::{Generator, Options};
 use crate::placement::{Placement, Way};
 use crate::reach::{InlinePages, Reach, Route};
-use crate::record::{FORMAT, MachineRecord, Record, SAMPLED, SeatRecord, latencies};
+use crate::record::{FORMAT, MachineRecord, MstressRecord, Record, SAMPLED, SeatRecord, latencies};
 use crate::room;
 use crate::run::{self, Outcome, Timing, Watched};
 use crate::schedule::{Limits, Planned, check_variants, runs_of, without_run};
@@ -270,6 +270,10 @@ impl<'a> Plan<'a> {
             threads: planned.threads,
             seats,
             with_mstress: self.options.with_mstress,
+            mstress: self.options.with_mstress.then(|| MstressRecord {
+                threads: outcome.beside.threads,
+                bytes_per_s: rate(outcome.beside.bytes),
+            }),
             seconds: span.seconds,
             data_bytes: planned.data_bytes,
             as_paper: self.options.as_paper,

@@ -201,6 +201,45 @@ fn a_device_is_read_and_never_written_without_force() {
 }
 
 #[test]
+fn mstress_is_a_workload_and_a_load_beside_others_with_its_bandwidth_in_the_result() {
+    let dir = directory();
+    for (placement, share) in [("best", 1.0), ("worst", 0.0)] {
+        let records = bench("mstress", dir.path(), &["--placement", placement]);
+        assert_eq!(records.len(), 1);
+        let record = &records[0];
+        assert_eq!(record["variant"], "copy");
+        assert_eq!(record["local_share"], share, "{record}");
+        assert_eq!(record["mstress"], Value::Null);
+        let rate = |key: &str| record[key].as_f64().unwrap();
+        assert!(rate("read_bytes_per_s") > 0.0, "{record}");
+        assert_eq!(rate("read_bytes_per_s"), rate("written_bytes_per_s"));
+    }
+    // A device is not written.
+    let device = dir.path().join("device");
+    let bytes = vec![7u8; 8 << 20];
+    std::fs::write(&device, &bytes).unwrap();
+    bench("mstress", &device, &[]);
+    assert!(std::fs::read(&device).unwrap() == bytes);
+
+    let out = dir.path().join("results.jsonl");
+    let beside = ["--with-mstress", "--variant", "read-64k", "--out"];
+    let mut command = jericho(["bench", "zmio"]);
+    command.arg(&device).args(SHORT).args(beside).arg(&out);
+    let shown = succeed(&mut command);
+    assert!(shown.contains("beside: mstress"), "{shown}");
+    let record: Value = serde_json::from_str(&std::fs::read_to_string(&out).unwrap()).unwrap();
+    assert_eq!(record["with_mstress"], true);
+    assert_eq!(record["threads"], 2);
+    assert_eq!(record["mstress"]["threads"], 2);
+    assert!(record["mstress"]["bytes_per_s"].as_f64().unwrap() > 0.0);
+    let twice = fail(
+        jericho(["bench", "mstress", "--with-mstress"]).arg(&device),
+        1,
+    );
+    assert!(twice.contains("leave out --with-mstress"), "{twice}");
+}
+
+#[test]
 fn several_threads_write_to_one_block_device() {
     let dir = directory();
     let file = dir.path().join("device");
