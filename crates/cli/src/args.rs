@@ -1073,6 +1073,9 @@ pub struct BenchArgs {
     /// Let zmio write to the devices, which destroys what is on them
     #[arg(long)]
     pub force: bool,
+    /// When Jericho moves threads to their data, under the placement native on a Jericho mount: never, adaptive (when it pays off), or always
+    #[arg(long, value_name = "POLICY", default_value = "never")]
+    pub migration: ThreadPolicy,
     /// Seed of offsets and contents
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -1080,7 +1083,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SPEC")]
     pub topology: Option<String>,
     /// Predict for this machine: a name from list, a machine file, or a file with the output of jericho probe --json; or list, or judged
-    #[arg(long, value_name = "MACHINE", conflicts_with_all = ["workload", "seconds", "out", "path", "variant", "generator", "placement_trace", "as_paper", "with_mstress", "force"])]
+    #[arg(long, value_name = "MACHINE", conflicts_with_all = ["workload", "seconds", "out", "path", "variant", "generator", "placement_trace", "as_paper", "with_mstress", "migration", "force"])]
     pub model: Option<String>,
     /// With --model: predict for the accesses of a real run, a JSON object a line
     #[arg(

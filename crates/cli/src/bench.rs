@@ -11,12 +11,12 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use jericho_daemon::ThreadPolicy;
+use jericho_daemon::{THREADS_VARIABLE, ThreadPolicy};
 use jericho_storage::is_remote;
 use jericho_topology::Topology;
 use jericho_workload::fio;
 use jericho_workload::kind::Kind;
-use jericho_workload::options::{Generator, Options};
+use jericho_workload::options::{Generator, Migration, Options};
 use jericho_workload::placement::{Placement, Way};
 use jericho_workload::plan::Plan;
 use jericho_workload::reach::{KernelFiles, Reach, Route};
@@ -65,6 +65,9 @@ fn measure(args: &BenchArgs) -> Outcome {
 /// Returns the way to the volumes. For another way than the present one, runs this program again, with or without the library of `jericho run`.
 fn route(args: &BenchArgs) -> Result<Route, Failure> {
     let is_loaded = preload::is_loaded();
+    if matches!(args.path, None | Some(PathArg::Fast)) {
+        check_policy(args, is_loaded)?;
+    }
     let Some(wanted) = args.path else {
         let are_mounts = || {
             args.targets
@@ -94,12 +97,7 @@ fn route(args: &BenchArgs) -> Result<Route, Failure> {
             for target in &args.targets {
                 control::where_is(target)?;
             }
-            preload::set(
-                &mut command,
-                &preload::find()?,
-                Some(ThreadPolicy::Never),
-                false,
-            )?;
+            preload::set(&mut command, &preload::find()?, Some(args.migration), false)?;
         }
         _ => preload::unset(&mut command),
     }
@@ -108,6 +106,19 @@ fn route(args: &BenchArgs) -> Result<Route, Failure> {
     Err(Failure::new(format!(
         "cannot run this program again: {error}"
     )))
+}
+
+/// Fails if this program runs with the library of `jericho run`, and was told another policy for its threads than that of the run.
+fn check_policy(args: &BenchArgs, is_loaded: bool) -> Result<(), Failure> {
+    let told = std::env::var(THREADS_VARIABLE).ok();
+    let told = told.and_then(|told| told.parse::<ThreadPolicy>().ok());
+    match told.filter(|told| is_loaded && *told != args.migration) {
+        Some(told) => Err(Failure::new(format!(
+            "jericho run has the threads of bench migrate by the policy {told}, and --migration is {}; leave out --threads of jericho run (or the variable {THREADS_VARIABLE})",
+            args.migration
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Returns the targets, and how a run reaches them.
@@ -259,6 +270,11 @@ fn options(args: &BenchArgs) -> Result<Options, Failure> {
         seconds,
         as_paper: args.as_paper,
         with_mstress: args.with_mstress,
+        migration: match args.migration {
+            ThreadPolicy::Never => Migration::Never,
+            ThreadPolicy::Adaptive => Migration::Adaptive,
+            ThreadPolicy::Always => Migration::Always,
+        },
         may_destroy: args.force,
         seed: args.seed,
     })

@@ -3,8 +3,8 @@
 use crate::error::{Error, Result};
 use crate::fio;
 use crate::kind::Kind;
-use crate::options::{Generator, Options};
-use crate::placement::Way;
+use crate::options::{Generator, Migration, Options};
+use crate::placement::{Side, Way};
 use crate::reach::Route;
 use crate::schedule::check_threads;
 use crate::target::Target;
@@ -60,6 +60,30 @@ pub(crate) fn check_targets(targets: &[Target]) -> Result<()> {
     Ok(())
 }
 
+/// Fails if Jericho shall move threads, and cannot.
+pub(crate) fn check_migration(targets: &[Target], options: &Options, route: Route) -> Result<()> {
+    if options.migration == Migration::Never {
+        return Ok(());
+    }
+    let reason = if options.placement.transfer != Side::Free {
+        format!(
+            "the placement {} binds the threads, so Jericho moves none; use --placement native",
+            options.placement.name
+        )
+    } else if route == Route::Process {
+        "Jericho moves no thread of a program that opens the volume itself; mount the volume".into()
+    } else if let Some(other) = targets.iter().find(|target| !target.is_jericho) {
+        format!(
+            "{} is no directory on a Jericho mount, where Jericho moves threads; name such a directory",
+            other.path.display()
+        )
+    } else {
+        return Ok(());
+    };
+    let name = options.migration.name();
+    Err(Error::new(format!("--migration {name}: {reason}")))
+}
+
 /// Fails if a workload cannot run with these options.
 fn check_kind(kind: Kind, targets: &[Target], options: &Options, route: Route) -> Result<()> {
     options.placement.check(kind.way(), kind.name())?;
@@ -77,6 +101,12 @@ fn check_kind(kind: Kind, targets: &[Target], options: &Options, route: Route) -
     }
     if let Some(threads) = &options.threads {
         check_threads(kind, threads)?;
+    }
+    if kind.way() == Way::Memory && options.migration != Migration::Never {
+        return Err(Error::new(format!(
+            "{} accesses no file, so Jericho moves none of its threads; leave out --migration",
+            kind.name()
+        )));
     }
     check_route(kind, targets, route)?;
     check_generator(kind, options, route)

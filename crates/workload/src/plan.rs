@@ -11,7 +11,7 @@ use crate::case::Case;
 use crate::engine::Engine;
 use crate::error::{Context, Error, Result, warn};
 use crate::fio;
-use crate::fits::{Fitting, check_targets, choose};
+use crate::fits::{Fitting, check_migration, check_targets, choose};
 use crate::machine::{self, Machine, SECTOR_BYTES};
 use crate::options::{Generator, Options};
 use crate::placement::{Placement, Way};
@@ -49,6 +49,7 @@ impl<'a> Plan<'a> {
     ) -> Result<Plan<'a>> {
         check_targets(&targets)?;
         check_variants(&options)?;
+        check_migration(&targets, &options, reach.route)?;
         let Fitting {
             kinds,
             mut left_out,
@@ -136,7 +137,7 @@ impl<'a> Plan<'a> {
         planned: &Planned,
         interrupted: &AtomicBool,
     ) -> Result<(Record, Outcome)> {
-        self.keep_threads(scratch)?;
+        self.set_migration(scratch)?;
         let nodes = self.nodes(scratch, planned)?;
         let placement = self.options.placement;
         let places = Places {
@@ -204,13 +205,14 @@ impl<'a> Plan<'a> {
         trace::lines(&outcome.meters, planned.kind.way())
     }
 
-    /// Has Jericho move no thread that uses the directories of a run: each placement says where threads are, or leaves it to the kernel.
-    fn keep_threads(&self, scratch: Option<&Scratch>) -> Result<()> {
+    /// Tells Jericho when to move threads that use the directories of a run.
+    fn set_migration(&self, scratch: Option<&Scratch>) -> Result<()> {
         if let Some(scratch) = scratch
             && self.is_jericho()
         {
             for dir in scratch.all_shown() {
-                self.reach.daemon.never_migrate(dir)?;
+                let migration = self.options.migration;
+                self.reach.daemon.set_migration(dir, migration)?;
             }
         }
         Ok(())
@@ -289,7 +291,9 @@ impl<'a> Plan<'a> {
             latency_ns: latencies(meter),
             local_share: meter.local_share(),
             confirmed: outcome.confirmed,
-            migration: self.is_jericho().then(|| "never".to_owned()),
+            migration: self
+                .is_jericho()
+                .then(|| self.options.migration.name().to_owned()),
             inline_pages: outcome.inline_pages,
             cpu_seconds: span.cpu_seconds,
             device_sectors: span.device_sectors,

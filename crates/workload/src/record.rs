@@ -82,7 +82,7 @@ pub struct Record {
     /// Whether the kernel confirmed after the run that threads and memory were where the seats say. `None`: they say nothing, or another program made the operations.
     #[serde(default)]
     pub confirmed: Option<bool>,
-    /// How threads migrate to their data on Jericho volumes. `None`: there is none.
+    /// When Jericho moved threads of the run to their data. `None`: the targets are on no Jericho volume.
     #[serde(default)]
     pub migration: Option<String>,
     /// Pages that the threads accessed inline, as Jericho counts them. `None`: no volume is mounted, or another program made the operations.

@@ -241,7 +241,7 @@ pub(crate) fn check_threads(kind: Kind, threads: &[usize]) -> Result<()> {
 mod tests {
     use super::*;
     use crate::kind::KINDS;
-    use crate::options::Generator;
+    use crate::options::{Generator, Migration};
     use crate::placement::Placement;
 
     fn options() -> Options {
@@ -253,6 +253,7 @@ mod tests {
             seconds: None,
             as_paper: false,
             with_mstress: false,
+            migration: Migration::Never,
             may_destroy: true,
             seed: 1,
             generator: Generator::Own,

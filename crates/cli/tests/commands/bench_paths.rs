@@ -216,6 +216,54 @@ fn jericho_moves_no_thread_of_a_run() {
 }
 
 #[test]
+fn under_native_jericho_moves_threads_to_their_data_if_the_user_wants_it() {
+    let volume = small_volume();
+    volume.mount();
+    let scan = ["--variant", "read", "--threads", "2"];
+    for (path, policy) in [
+        ("fast", "always"),
+        ("mount", "adaptive"),
+        ("mount", "never"),
+    ] {
+        let more = [&scan[..], &["--path", path, "--migration", policy]].concat();
+        let records = bench("scan", &volume.mnt(), &more);
+        assert_eq!(records.len(), 1);
+        let record = &records[0];
+        assert_eq!(record["migration"], policy);
+        assert_eq!(record["placement"], "native");
+        for seat in record["seats"].as_array().unwrap() {
+            assert_eq!(seat["thread"], Value::Null, "{record}");
+        }
+        // A thread is held on the node of its data after its first access to it.
+        if policy == "always" {
+            assert!(record["local_share"].as_f64().unwrap() > 0.9, "{record}");
+        }
+    }
+    let refused = |target: &Path, more: &[&str]| {
+        let more = [&scan[..], &["--migration", "always"], more].concat();
+        fail(&mut command("scan", target, &more), 1)
+    };
+    let bound = refused(&volume.mnt(), &["--placement", "best"]);
+    assert!(bound.contains("--placement native"), "{bound}");
+    let elsewhere = tempfile::tempdir().unwrap();
+    let elsewhere = refused(elsewhere.path(), &[]);
+    assert!(
+        elsewhere.contains("no directory on a Jericho mount"),
+        "{elsewhere}"
+    );
+    // The library would follow its own policy.
+    let bench = command("scan", &volume.mnt(), &scan);
+    let mut run = jericho(["run", "--threads", "always", "--"]);
+    run.arg(bench.get_program()).args(bench.get_args());
+    let refused = fail(&mut run, 1);
+    assert!(refused.contains("--migration is never"), "{refused}");
+    volume.umount();
+    let process = ["--path", "process", "--migration", "adaptive"];
+    let process = fail(&mut command("scan", &volume.file(), &process), 1);
+    assert!(process.contains("mount the volume"), "{process}");
+}
+
+#[test]
 fn the_model_predicts_from_the_trace_that_a_run_has_written() {
     let volume = small_volume();
     volume.mount();
