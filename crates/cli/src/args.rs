@@ -1041,7 +1041,7 @@ pub struct BenchArgs {
     /// Where threads, buffers and cached pages are [default: native; with --model, all that the machine can have]
     #[arg(long, value_name = "NAME")]
     pub placement: Option<String>,
-    /// Numbers of threads; a run is made for each [default: as the papers, or up to the number of CPUs]
+    /// Numbers of threads; a run is made for each [default: as the papers, or up to twice the number of CPUs]
     #[arg(long, value_name = "N,N,...", value_delimiter = ',')]
     pub threads: Vec<u32>,
     /// Length of each measurement in seconds [default: chosen so that a workload ends within a minute; with --as-paper 30, after 30 that are discarded]

@@ -117,7 +117,8 @@ impl Kind {
         }
     }
 
-    /// Returns the numbers of threads without a request: as the papers if these are a property of the workload, else up to the number of CPUs.
+    /// Returns the numbers of threads without a request: as the papers if these are a property of the workload, else up to twice the number of CPUs, so that CPUs
+    /// have work while threads wait, but no more than in the papers.
     pub fn default_threads(self, cpus: usize, targets: usize) -> Vec<usize> {
         let most = match self {
             Kind::Zmio | Kind::Mstress => 8.min(cpus * 2),
