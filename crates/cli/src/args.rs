@@ -1005,6 +1005,9 @@ Examples:
   jericho bench all /mnt/data --out results.jsonl
   jericho bench scan /mnt/jericho --path fast --placement best
   jericho bench all my.volume --path process               a volume that is not mounted
+  jericho bench scan /mnt/jericho --migration adaptive     with the migration that programs get
+  jericho bench zmio /mnt/data --variant read-1m --with-mstress
+  jericho bench mstress /mnt/data --placement worst        bandwidth of remote memory
   jericho bench zmio /dev/nvme0n1 --generator fio          the same run by fio
   jericho bench scan /mnt/jericho --variant randread --threads 8 --placement-trace accesses.jsonl
   jericho bench --model list                 the machines of the papers
