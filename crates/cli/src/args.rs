@@ -1005,6 +1005,9 @@ Examples:
   jericho bench all /mnt/data --out results.jsonl
   jericho bench scan /mnt/jericho --path fast --placement best
   jericho bench all my.volume --path process               a volume that is not mounted
+  jericho bench scan /mnt/jericho --migration adaptive     with the migration that programs get
+  jericho bench zmio /mnt/data --variant read-1m --with-mstress
+  jericho bench mstress /mnt/data --placement worst        bandwidth of remote memory
   jericho bench zmio /dev/nvme0n1 --generator fio          the same run by fio
   jericho bench fsmark /mnt/data --variant create          files a second
   jericho bench fsmark /mnt/data --generator fs_mark       the same run by fs_mark
@@ -1015,7 +1018,8 @@ Examples:
   jericho bench --model judged               the model's values beside the papers'
 
 Workloads: zmio (asynchronous direct I/O), fsmark (small files), checkpoint (a shared file, as IOR), stream (a thread that reads records and one \
-that stores them), search (an index of a corpus), scan (64 files, sequential and random, as fio), dd (direct reads of 512 KiB), all. \
+that stores them), search (an index of a corpus), scan (64 files, sequential and random, as fio), dd (direct reads of 512 KiB), mstress (copies of \
+memory, without storage), all (without mstress). \
 The papers' applications Dedup, Ferret, Metis, Borealis, HBase, BDB, TPC-C, TPC-E and Tariff are left out.
 
 Placements: TRLCPL, TRLCPR, TRRCPL, TRRCPR say whether the transfer between device and cached page, and the copy between cached page and program, \
@@ -1042,7 +1046,7 @@ pub struct BenchArgs {
     /// Where threads, buffers and cached pages are [default: native; with --model, all that the machine can have]
     #[arg(long, value_name = "NAME")]
     pub placement: Option<String>,
-    /// Numbers of threads; a run is made for each [default: as the papers, or up to the number of CPUs]
+    /// Numbers of threads; a run is made for each [default: as the papers, or up to twice the number of CPUs]
     #[arg(long, value_name = "N,N,...", value_delimiter = ',')]
     pub threads: Vec<u32>,
     /// Length of each measurement in seconds [default: chosen so that a workload ends within a minute; with --as-paper 30, after 30 that are discarded]
@@ -1055,7 +1059,8 @@ pub struct BenchArgs {
     /// and bench opens them itself) [default: mount; under jericho run: fast]
     #[arg(long, value_name = "WAY", hide_possible_values = true)]
     pub path: Option<PathArg>,
-    /// Forms of the workload to run, for example read-64k [default: all]
+    /// Forms of the workload to run, for example read-64k [default: all; of zmio read-64k, read-1m and write-1m, which also has read-128k, read-256k, read-512k,
+    /// and the same from write-64k to write-512k]
     #[arg(long, value_name = "NAME,NAME,...", value_delimiter = ',')]
     pub variant: Vec<String>,
     /// Have another program make the operations, with the same sizes and placement: fio (for zmio, scan and dd) or fs_mark (for the variant create of fsmark)
@@ -1067,20 +1072,23 @@ pub struct BenchArgs {
     /// Take the papers' sizes and numbers of threads
     #[arg(long)]
     pub as_paper: bool,
-    /// Run threads beside the workload that stream through memory
+    /// Run threads of mstress beside the workload, which copy memory on the nodes of its cached pages or buffers: one for each of its threads, up to 8
     #[arg(long)]
     pub with_mstress: bool,
     /// Let zmio write to the devices, which destroys what is on them
     #[arg(long)]
     pub force: bool,
+    /// When Jericho moves threads to their data, under the placement native on a Jericho mount: never, adaptive (when it pays off), or always
+    #[arg(long, value_name = "POLICY", default_value = "never")]
+    pub migration: ThreadPolicy,
     /// Seed of offsets and contents
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// NUMA nodes: auto, virtual:N, or the path of a topology file
-    #[arg(long, value_name = "SPEC", default_value = "auto")]
-    pub topology: String,
+    /// NUMA nodes: auto, virtual:N, or the path of a topology file [default: those of the mount; auto if the targets are on no Jericho mount]
+    #[arg(long, value_name = "SPEC")]
+    pub topology: Option<String>,
     /// Predict for this machine: a name from list, a machine file, or a file with the output of jericho probe --json; or list, or judged
-    #[arg(long, value_name = "MACHINE", conflicts_with_all = ["workload", "seconds", "out", "path", "variant", "generator", "placement_trace", "as_paper", "with_mstress", "force"])]
+    #[arg(long, value_name = "MACHINE", conflicts_with_all = ["workload", "seconds", "out", "path", "variant", "generator", "placement_trace", "as_paper", "with_mstress", "migration", "force"])]
     pub model: Option<String>,
     /// With --model: predict for the accesses of a real run, a JSON object a line
     #[arg(

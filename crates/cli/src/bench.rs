@@ -11,12 +11,12 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use jericho_daemon::ThreadPolicy;
+use jericho_daemon::{THREADS_VARIABLE, ThreadPolicy};
 use jericho_storage::is_remote;
 use jericho_topology::Topology;
 use jericho_workload::kind::Kind;
-use jericho_workload::options::{Generator, Options};
-use jericho_workload::placement::Placement;
+use jericho_workload::options::{Generator, Migration, Options};
+use jericho_workload::placement::{Placement, Way};
 use jericho_workload::plan::Plan;
 use jericho_workload::reach::{KernelFiles, Reach, Route};
 use jericho_workload::record::Record;
@@ -30,7 +30,7 @@ use crate::args::{BenchArgs, GeneratorArg, PathArg};
 use crate::failure::{Context, Failure, Outcome, both, print};
 use crate::in_process::InProcess;
 use crate::on_mounts::OnMounts;
-use crate::{control, predict, preload, served};
+use crate::{bench_nodes, control, predict, preload, served};
 
 /// Set in the environment of this program when it runs for the second time.
 const AGAIN: &str = "JERICHO_BENCH_AGAIN";
@@ -48,7 +48,7 @@ pub fn run(args: &BenchArgs) -> Outcome {
 }
 
 fn measure(args: &BenchArgs) -> Outcome {
-    let topology = Topology::from_spec(&args.topology).map_err(|e| Failure::new(e.to_string()))?;
+    let topology = bench_nodes::of(args.topology.as_deref(), &args.targets)?;
     let options = options(args)?;
     let route = route(args)?;
     // Closes the volumes after the last run, also after a failure.
@@ -65,6 +65,9 @@ fn measure(args: &BenchArgs) -> Outcome {
 /// Returns the way to the volumes. For another way than the present one, runs this program again, with or without the library of `jericho run`.
 fn route(args: &BenchArgs) -> Result<Route, Failure> {
     let is_loaded = preload::is_loaded();
+    if matches!(args.path, None | Some(PathArg::Fast)) {
+        check_policy(args, is_loaded)?;
+    }
     let Some(wanted) = args.path else {
         let are_mounts = || {
             args.targets
@@ -94,12 +97,7 @@ fn route(args: &BenchArgs) -> Result<Route, Failure> {
             for target in &args.targets {
                 control::where_is(target)?;
             }
-            preload::set(
-                &mut command,
-                &preload::find()?,
-                Some(ThreadPolicy::Never),
-                false,
-            )?;
+            preload::set(&mut command, &preload::find()?, Some(args.migration), false)?;
         }
         _ => preload::unset(&mut command),
     }
@@ -108,6 +106,19 @@ fn route(args: &BenchArgs) -> Result<Route, Failure> {
     Err(Failure::new(format!(
         "cannot run this program again: {error}"
     )))
+}
+
+/// Fails if this program runs with the library of `jericho run`, and was told another policy for its threads than that of the run.
+fn check_policy(args: &BenchArgs, is_loaded: bool) -> Result<(), Failure> {
+    let told = std::env::var(THREADS_VARIABLE).ok();
+    let told = told.and_then(|told| told.parse::<ThreadPolicy>().ok());
+    match told.filter(|told| is_loaded && *told != args.migration) {
+        Some(told) => Err(Failure::new(format!(
+            "jericho run has the threads of bench migrate by the policy {told}, and --migration is {}; leave out --threads of jericho run (or the variable {THREADS_VARIABLE})",
+            args.migration
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Returns the targets, and how a run reaches them.
@@ -161,6 +172,12 @@ fn measure_by(
             "--placement-trace is of one run, and these are {}; choose one workload with --variant and one number of --threads",
             plan.runs.len()
         )));
+    }
+    let mut kinds = plan.runs.iter().map(|run| run.kind);
+    if args.placement_trace.is_some() && kinds.any(|kind| kind.way() == Way::Memory) {
+        return Err(Failure::new(
+            "--placement-trace: mstress uses memory only; choose another workload",
+        ));
     }
     let mut out = args.out.as_deref().map(open_out).transpose()?;
     let trace = args.placement_trace.as_deref();
@@ -254,6 +271,11 @@ fn options(args: &BenchArgs) -> Result<Options, Failure> {
         seconds,
         as_paper: args.as_paper,
         with_mstress: args.with_mstress,
+        migration: match args.migration {
+            ThreadPolicy::Never => Migration::Never,
+            ThreadPolicy::Adaptive => Migration::Adaptive,
+            ThreadPolicy::Always => Migration::Always,
+        },
         may_destroy: args.force,
         seed: args.seed,
     })
@@ -409,7 +431,16 @@ fn line(record: &Record) -> String {
         let busy = cpio.user + cpio.system + cpio.irq + cpio.soft_irq;
         format!("{busy:.0}")
     });
-    format!(
+    let beside = record.mstress.map(|mstress| {
+        format!(
+            "{:<24} {:<9} {:>7} {:>11.1}\n",
+            "  beside: mstress",
+            "",
+            mstress.threads,
+            mstress.bytes_per_s / 1e6
+        )
+    });
+    let line = format!(
         "{:<24} {:<9} {:>7} {:>11.1} {:>11.0} {:>10} {:>10} {:>7} {:>10}\n",
         format!("{} {}", record.workload, record.variant),
         record.placement,
@@ -420,7 +451,8 @@ fn line(record: &Record) -> String {
         latency("p99"),
         local,
         cycles
-    )
+    );
+    line + &beside.unwrap_or_default()
 }
 
 #[cfg(test)]

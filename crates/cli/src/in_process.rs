@@ -16,6 +16,7 @@ use jericho_storage::{
     Asynchronous, Cause, Completion, Device, Direction, Finish, IoError, Transfer, gather, scatter,
 };
 use jericho_topology::{NodeId, Topology};
+use jericho_workload::options::Migration;
 use jericho_workload::reach::{Daemon, Files, Filesystem, InlinePages, OpenFile, Opening};
 use jericho_workload::target::Target;
 
@@ -271,7 +272,7 @@ impl Daemon for InProcess {
         Some(mounted.node_of_slice(slice))
     }
 
-    fn never_migrate(&self, _dir: &Path) -> jericho_workload::Result<()> {
+    fn set_migration(&self, _dir: &Path, _migration: Migration) -> jericho_workload::Result<()> {
         Ok(())
     }
 

@@ -10,6 +10,7 @@ mod attach;
 mod attached;
 mod background;
 mod bench;
+mod bench_nodes;
 mod busy;
 mod check;
 mod control;

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use jericho_daemon::{Stat, ThreadPolicy};
+use jericho_daemon::Stat;
 use jericho_topology::NodeId;
+use jericho_workload::options::Migration;
 use jericho_workload::reach::{Daemon, InlinePages, Route};
 
 use crate::control;
@@ -35,8 +36,8 @@ impl Daemon for OnMounts {
         Some(NodeId(found.home_node))
     }
 
-    fn never_migrate(&self, dir: &Path) -> jericho_workload::Result<()> {
-        let set = control::set_threads(dir, ThreadPolicy::Never.name());
+    fn set_migration(&self, dir: &Path, migration: Migration) -> jericho_workload::Result<()> {
+        let set = control::set_threads(dir, migration.name());
         set.map_err(|failure| jericho_workload::Error::new(failure.to_string()))
     }
 

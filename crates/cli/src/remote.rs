@@ -27,7 +27,7 @@ pub fn prepare(command: &Command) {
         Command::Check(args) => (&without_probe(&args.remote), AUTO),
         Command::Nbd(args) => (&args.remote, AUTO),
         Command::Probe(args) => (&without_probe(&args.remote), &*args.topology),
-        Command::Bench(args) => (&args.remote, &*args.topology),
+        Command::Bench(args) => (&args.remote, args.topology.as_deref().unwrap_or(AUTO)),
         Command::Attach(args) => (&args.remote, AUTO),
         // Finds the options among those of the daemon.
         Command::Umount(_) => return,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::groups::{Conditions, median_of, order, values};
+use crate::groups::{Conditions, median_of, migration, order, values};
 use crate::line::{Evidence, Run};
 use crate::results::Results;
 use crate::statistics::{Ratio, ratio, runs_needed};
@@ -29,6 +29,8 @@ pub struct Key {
     pub placement: String,
     /// Number of threads.
     pub threads: u32,
+    /// When Jericho moved threads to their data. `None`: never.
+    pub migration: Option<String>,
 }
 
 impl Key {
@@ -43,6 +45,7 @@ impl Key {
             order: order(&run.placement),
             placement: run.placement.clone(),
             threads: run.threads,
+            migration: migration(run).map(str::to_owned),
         }
     }
 }
@@ -326,8 +329,11 @@ pub fn name(key: &Key) -> String {
     } else {
         ""
     };
+    let migration = key.migration.as_ref().map_or(String::new(), |policy| {
+        format!(", threads migrate: {policy}")
+    });
     format!(
-        "{} {}, {}, {}{beside}",
+        "{} {}, {}, {}{beside}{migration}",
         key.workload,
         key.variant,
         key.placement,
@@ -387,13 +393,14 @@ mod tests {
     #[test]
     fn only_runs_under_the_same_conditions_are_compared() {
         let a = results(&[1.0]);
-        let changes: [fn(&mut Run); 6] = [
+        let changes: [fn(&mut Run); 7] = [
             |run| run.threads = 3,
             |run| run.placement = "worst".into(),
             |run| run.variant = "write".into(),
             |run| run.data_bytes = 1,
             |run| run.with_mstress = true,
             |run| run.as_paper = true,
+            |run| run.migration = Some("always".into()),
         ];
         for change in changes {
             let mut b = results(&[1.0]);

@@ -47,6 +47,8 @@ pub struct Conditions<'a> {
     pub as_paper: bool,
     /// Whether threads streamed through memory beside the workload.
     pub with_mstress: bool,
+    /// When Jericho moved threads to their data. `None`: never.
+    pub migration: Option<&'a str>,
 }
 
 /// Runs of the same conditions.
@@ -89,6 +91,7 @@ impl<'a> Conditions<'a> {
             data_bytes: run.data_bytes,
             as_paper: run.as_paper,
             with_mstress: run.with_mstress,
+            migration: migration(run),
         }
     }
 
@@ -124,8 +127,17 @@ impl<'a> Conditions<'a> {
         };
         let engine = self.engine.iter().take(TARGETS_MAX);
         let engine: String = engine.map(|part| format!(", {part}")).collect();
-        self.targets[..shown].join(", ") + &more + path + &engine + &generator
+        let migration = self.migration.map_or(String::new(), |policy| {
+            format!(", threads migrate: {policy}")
+        });
+        self.targets[..shown].join(", ") + &more + path + &engine + &migration + &generator
     }
+}
+
+/// Returns when Jericho moved threads of a run to their data. `None`: never, or not that the line says.
+pub fn migration(run: &Run) -> Option<&str> {
+    let policy = run.migration.as_deref();
+    policy.filter(|policy| *policy != "never")
 }
 
 /// Groups runs. Machines are in the order of their first run, and so are conditions and forms.
@@ -292,6 +304,10 @@ mod tests {
         cached.engine = vec!["page cache".into()];
         let mut beside = run(form, "best", 1, 5e9);
         beside.with_mstress = true;
+        let mut moved = run(form, "best", 1, 7e9);
+        moved.migration = Some("adaptive".into());
+        let mut unmoved = run(form, "best", 1, 8e9);
+        unmoved.migration = Some("never".into());
         let again = Run {
             seed: 2,
             seconds: 1.1,
@@ -305,6 +321,8 @@ mod tests {
             cached,
             beside,
             again,
+            moved,
+            unmoved,
         ];
         let machines = by_machine(&runs);
         assert_eq!(machines.len(), 2);
@@ -313,11 +331,13 @@ mod tests {
             .iter()
             .map(|block| block.runs().count())
             .collect();
-        assert_eq!(counts, [2, 1, 1, 1, 1]);
+        assert_eq!(counts, [3, 1, 1, 1, 1, 1]);
         assert_eq!(
             machines[0].blocks[0].variants[0].series[0].points[&1].len(),
-            2
+            3
         );
+        let name = machines[0].blocks[5].conditions.name();
+        assert!(name.ends_with("threads migrate: adaptive"), "{name}");
     }
 
     #[test]

@@ -78,6 +78,9 @@ pub struct Run {
     /// Pages that the threads accessed inline. `None`: unknown.
     #[serde(default)]
     pub inline_pages: Option<InlinePages>,
+    /// When Jericho moved threads to their data. `None`: unknown, or the targets are on no Jericho volume.
+    #[serde(default)]
+    pub migration: Option<String>,
     /// The kinds of CPU time that the kernel samples.
     #[serde(default)]
     pub sampled: Vec<String>,
@@ -339,7 +342,8 @@ fn check_texts(run: &Run) -> Result<(), String> {
     if lists.iter().any(|list| list.len() > TEXTS_MAX) {
         return Err(format!("a list has more than {TEXTS_MAX} texts"));
     }
-    let mut all = single.into_iter().chain(lists.into_iter().flatten());
+    let single = single.into_iter().chain(&run.migration);
+    let mut all = single.chain(lists.into_iter().flatten());
     match all.any(|text| text.len() > TEXT_BYTES_MAX) {
         true => Err(format!("a text has more than {TEXT_BYTES_MAX} bytes")),
         false => Ok(()),

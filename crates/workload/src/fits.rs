@@ -4,8 +4,8 @@ use crate::error::{Error, Result};
 use crate::fio;
 use crate::fs_mark;
 use crate::kind::{Kind, Variant};
-use crate::options::{Generator, Options};
-use crate::placement::Way;
+use crate::options::{Generator, Migration, Options};
+use crate::placement::{Side, Way};
 use crate::reach::Route;
 use crate::schedule::check_threads;
 use crate::target::Target;
@@ -74,9 +74,38 @@ pub(crate) fn check_targets(targets: &[Target]) -> Result<()> {
     Ok(())
 }
 
+/// Fails if Jericho shall move threads, and cannot.
+pub(crate) fn check_migration(targets: &[Target], options: &Options, route: Route) -> Result<()> {
+    if options.migration == Migration::Never {
+        return Ok(());
+    }
+    let reason = if options.placement.transfer != Side::Free {
+        format!(
+            "the placement {} binds the threads, so Jericho moves none; use --placement native",
+            options.placement.name
+        )
+    } else if route == Route::Process {
+        "Jericho moves no thread of a program that opens the volume itself; mount the volume".into()
+    } else if let Some(other) = targets.iter().find(|target| !target.is_jericho) {
+        format!(
+            "{} is no directory on a Jericho mount, where Jericho moves threads; name such a directory",
+            other.path.display()
+        )
+    } else {
+        return Ok(());
+    };
+    let name = options.migration.name();
+    Err(Error::new(format!("--migration {name}: {reason}")))
+}
+
 /// Fails if a workload cannot run with these options.
 fn check_kind(kind: Kind, targets: &[Target], options: &Options, route: Route) -> Result<()> {
     options.placement.check(kind.way(), kind.name())?;
+    if kind == Kind::Mstress && options.with_mstress {
+        return Err(Error::new(
+            "mstress is the workload already; leave out --with-mstress",
+        ));
+    }
     if !targets[0].is_directory && !kind.runs_on_devices() {
         return Err(Error::new(format!(
             "{} makes files, and {} is no directory; name a directory",
@@ -86,6 +115,12 @@ fn check_kind(kind: Kind, targets: &[Target], options: &Options, route: Route) -
     }
     if let Some(threads) = &options.threads {
         check_threads(kind, threads)?;
+    }
+    if kind.way() == Way::Memory && options.migration != Migration::Never {
+        return Err(Error::new(format!(
+            "{} accesses no file, so Jericho moves none of its threads; leave out --migration",
+            kind.name()
+        )));
     }
     check_route(kind, targets, route)?;
     check_generator(kind, options, route)
@@ -104,6 +139,10 @@ fn check_route(kind: Kind, targets: &[Target], route: Route) -> Result<()> {
     }
     match kind.way() {
         Way::Cached => Ok(()),
+        Way::Memory => Err(Error::new(format!(
+            "{} accesses no file; leave out --path fast",
+            kind.name()
+        ))),
         Way::Direct => Err(Error::new(format!(
             "{} uses direct I/O, which is never inline; leave out --path fast, or choose a workload that reads cached files",
             kind.name()

@@ -20,10 +20,12 @@ pub enum Kind {
     Scan,
     /// Sequential direct reads of 512 KiB (dd): *Jericho*, III.D.
     Dd,
+    /// Copies of memory, without storage: *Implications*, section III and figure 4(a).
+    Mstress,
 }
 
 /// All workloads.
-pub const KINDS: [Kind; 7] = [
+pub const KINDS: [Kind; 8] = [
     Kind::Zmio,
     Kind::Fsmark,
     Kind::Checkpoint,
@@ -31,6 +33,7 @@ pub const KINDS: [Kind; 7] = [
     Kind::Search,
     Kind::Scan,
     Kind::Dd,
+    Kind::Mstress,
 ];
 
 /// The applications of *Implications*, figure 6, that are left out: they hardly stress storage, as its section VI.B says.
@@ -49,13 +52,15 @@ impl Kind {
             Kind::Search => "search",
             Kind::Scan => "scan",
             Kind::Dd => "dd",
+            Kind::Mstress => "mstress",
         }
     }
 
-    /// Returns the workloads with this name: all of them for `all`.
+    /// Returns the workloads with this name: for `all`, all that use storage.
     pub fn named(name: &str) -> Result<Vec<Kind>> {
         if name == "all" {
-            return Ok(KINDS.to_vec());
+            let kinds = KINDS.into_iter();
+            return Ok(kinds.filter(|kind| kind.way() != Way::Memory).collect());
         }
         let found = KINDS.iter().find(|kind| kind.name() == name);
         found.map(|kind| vec![*kind]).ok_or_else(|| {
@@ -71,13 +76,14 @@ impl Kind {
     pub fn way(self) -> Way {
         match self {
             Kind::Zmio | Kind::Dd => Way::Direct,
+            Kind::Mstress => Way::Memory,
             _ => Way::Cached,
         }
     }
 
     /// Returns whether it can run on a device. The others need a filesystem.
     pub fn runs_on_devices(self) -> bool {
-        self.way() == Way::Direct
+        self.way() != Way::Cached
     }
 
     /// Returns the number of the directory that has the data of a thread.
@@ -102,7 +108,7 @@ impl Kind {
     /// Returns the numbers of threads that the papers have, those of the figure for a range. *Implications* has an instance for each device.
     pub fn paper_threads(self, targets: usize) -> Vec<usize> {
         match self {
-            Kind::Zmio => vec![1, 2, 4, 8],
+            Kind::Zmio | Kind::Mstress => vec![1, 2, 4, 8],
             Kind::Fsmark => vec![128 * targets],
             Kind::Checkpoint | Kind::Search => vec![32 * targets],
             // One thread that reads and one that writes.
@@ -111,10 +117,11 @@ impl Kind {
         }
     }
 
-    /// Returns the numbers of threads without a request: as the papers if these are a property of the workload, else up to the number of CPUs.
+    /// Returns the numbers of threads without a request: as the papers if these are a property of the workload, else up to twice the number of CPUs, so that CPUs
+    /// have work while threads wait, but no more than in the papers.
     pub fn default_threads(self, cpus: usize, targets: usize) -> Vec<usize> {
         let most = match self {
-            Kind::Zmio => 8.min(cpus * 2),
+            Kind::Zmio | Kind::Mstress => 8.min(cpus * 2),
             Kind::Scan | Kind::Dd => 64.min(cpus * 2),
             _ => return self.paper_threads(targets),
         };
@@ -130,7 +137,14 @@ impl Kind {
                 const {
                     &[
                         Variant::new("read-64k", 64 * KIB, false, false),
+                        Variant::new("read-128k", 128 * KIB, false, false).on_request(),
+                        Variant::new("read-256k", 256 * KIB, false, false).on_request(),
+                        Variant::new("read-512k", 512 * KIB, false, false).on_request(),
                         Variant::new("read-1m", 1024 * KIB, false, false),
+                        Variant::new("write-64k", 64 * KIB, true, false).on_request(),
+                        Variant::new("write-128k", 128 * KIB, true, false).on_request(),
+                        Variant::new("write-256k", 256 * KIB, true, false).on_request(),
+                        Variant::new("write-512k", 512 * KIB, true, false).on_request(),
                         Variant::new("write-1m", 1024 * KIB, true, false),
                     ]
                 }
@@ -161,6 +175,8 @@ impl Kind {
                 }
             }
             Kind::Dd => const { &[Variant::new("read-512k", 512 * KIB, false, false)] },
+            // Writes nothing to the target.
+            Kind::Mstress => const { &[Variant::new("copy", 1024 * KIB, false, false)] },
         }
     }
 }
@@ -176,6 +192,8 @@ pub struct Variant {
     pub writes: bool,
     /// Whether its offsets are random.
     pub is_random: bool,
+    /// Whether it runs if the user chooses no variant. The others would make a workload longer than a minute.
+    pub is_default: bool,
 }
 
 impl Variant {
@@ -193,6 +211,15 @@ impl Variant {
             request_bytes,
             writes,
             is_random,
+            is_default: true,
+        }
+    }
+
+    /// Leaves the variant to users who choose it.
+    const fn on_request(self) -> Variant {
+        Variant {
+            is_default: false,
+            ..self
         }
     }
 }
@@ -207,13 +234,29 @@ mod tests {
             assert_eq!(Kind::named(kind.name()).unwrap(), [kind]);
             assert!(!kind.variants().is_empty());
         }
-        assert_eq!(Kind::named("all").unwrap(), KINDS);
+        assert_eq!(Kind::named("all").unwrap(), KINDS[..7]);
         assert!(
             Kind::named("ior")
                 .unwrap_err()
                 .to_string()
                 .contains("checkpoint")
         );
+    }
+
+    #[test]
+    fn zmio_has_all_sizes_from_64_kib_to_1_mib_in_both_directions() {
+        let sizes = |writes| {
+            let variants = Kind::Zmio.variants().iter();
+            let variants = variants.filter(move |variant| variant.writes == writes);
+            variants.map(|variant| variant.request_bytes >> 10)
+        };
+        for writes in [false, true] {
+            assert!(sizes(writes).eq([64, 128, 256, 512, 1024]));
+        }
+        let defaults = Kind::Zmio.variants().iter();
+        let defaults = defaults.filter(|variant| variant.is_default);
+        let names: Vec<&str> = defaults.map(|variant| variant.name).collect();
+        assert_eq!(names, ["read-64k", "read-1m", "write-1m"]);
     }
 
     #[test]

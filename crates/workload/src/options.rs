@@ -36,6 +36,29 @@ impl Generator {
     }
 }
 
+/// When Jericho moves threads of a run to their data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Migration {
+    /// Never: the placement alone says where threads are.
+    #[default]
+    Never,
+    /// When a move pays.
+    Adaptive,
+    /// At each access to another node.
+    Always,
+}
+
+impl Migration {
+    /// Returns the name of the policy on the command line, for the daemon and in records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Migration::Never => "never",
+            Migration::Adaptive => "adaptive",
+            Migration::Always => "always",
+        }
+    }
+}
+
 /// What the user wants.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -53,6 +76,8 @@ pub struct Options {
     pub as_paper: bool,
     /// Runs threads beside the workload that stream through memory.
     pub with_mstress: bool,
+    /// When Jericho moves threads.
+    pub migration: Migration,
     /// Lets workloads write to devices, which destroys what is on them.
     pub may_destroy: bool,
     /// Seed of offsets and contents.

@@ -33,6 +33,8 @@ pub enum Way {
     Direct,
     /// Through cached pages, from which the kernel or Jericho copies.
     Cached,
+    /// Not at all: its data are in its own memory.
+    Memory,
 }
 
 /// A placement.
@@ -128,6 +130,7 @@ impl Placement {
             match way {
                 Way::Direct => "direct I/O",
                 Way::Cached => "cached pages",
+                Way::Memory => "memory only",
             },
             names.join(", ")
         )))
@@ -146,7 +149,7 @@ mod tests {
                 Some(Way::Direct) => (&placement.name[1..2], &placement.name[5..6]),
                 // TRxCPx
                 Some(Way::Cached) => (&placement.name[2..3], &placement.name[5..6]),
-                None => continue,
+                Some(Way::Memory) | None => continue,
             };
             let side = |letter| match letter {
                 "L" => Local,

@@ -11,7 +11,7 @@ use crate::case::Case;
 use crate::engine::Engine;
 use crate::error::{Context, Error, Result, warn};
 use crate::fio;
-use crate::fits::{Fitting, check_targets, choose};
+use crate::fits::{Fitting, check_migration, check_targets, choose};
 use crate::fs_mark;
 use crate::kind::Variant;
 use crate::machine::{self, Machine, SECTOR_BYTES};
@@ -19,10 +19,10 @@ use crate::meter::Meter;
 use crate::options::{Generator, Options};
 use crate::placement::{Placement, Way};
 use crate::reach::{InlinePages, Reach, Route};
-use crate::record::{FORMAT, MachineRecord, Record, SAMPLED, SeatRecord, latencies};
+use crate::record::{FORMAT, MachineRecord, MstressRecord, Record, SAMPLED, SeatRecord, latencies};
 use crate::room;
 use crate::run::{self, Outcome, Timing, Watched};
-use crate::schedule::{Limits, Planned, check_variants, runs_of};
+use crate::schedule::{Limits, Planned, check_variants, runs_of, without_run};
 use crate::seats::{Places, Seat, seats};
 use crate::speed::fill_bytes_per_s;
 use crate::target::{Scratch, Target};
@@ -52,8 +52,14 @@ impl<'a> Plan<'a> {
     ) -> Result<Plan<'a>> {
         check_targets(&targets)?;
         check_variants(&options)?;
-        let Fitting { kinds, left_out } = choose(&targets, &options, reach.route)?;
+        check_migration(&targets, &options, reach.route)?;
+        let Fitting {
+            kinds,
+            mut left_out,
+        } = choose(&targets, &options, reach.route)?;
         options.kinds = kinds;
+        let are_directories = targets.iter().all(|target| target.is_directory);
+        left_out.extend(without_run(&options, are_directories, &left_out)?);
         let nodes: Vec<_> = targets.iter().map(|target| target.node).collect();
         let places = Places {
             device_nodes: &nodes,
@@ -134,7 +140,7 @@ impl<'a> Plan<'a> {
         planned: &Planned,
         interrupted: &AtomicBool,
     ) -> Result<(Record, Outcome)> {
-        self.keep_threads(scratch)?;
+        self.set_migration(scratch)?;
         let nodes = self.nodes(scratch, planned)?;
         let placement = self.options.placement;
         let places = Places {
@@ -206,13 +212,14 @@ impl<'a> Plan<'a> {
         trace::lines(&outcome.meters, planned.kind.way())
     }
 
-    /// Has Jericho move no thread that uses the directories of a run: each placement says where threads are, or leaves it to the kernel.
-    fn keep_threads(&self, scratch: Option<&Scratch>) -> Result<()> {
+    /// Tells Jericho when to move threads that use the directories of a run.
+    fn set_migration(&self, scratch: Option<&Scratch>) -> Result<()> {
         if let Some(scratch) = scratch
             && self.is_jericho()
         {
             for dir in scratch.all_shown() {
-                self.reach.daemon.never_migrate(dir)?;
+                let migration = self.options.migration;
+                self.reach.daemon.set_migration(dir, migration)?;
             }
         }
         Ok(())
@@ -271,6 +278,10 @@ impl<'a> Plan<'a> {
             threads: planned.threads,
             seats,
             with_mstress: self.options.with_mstress,
+            mstress: self.options.with_mstress.then(|| MstressRecord {
+                threads: outcome.beside.threads,
+                bytes_per_s: rate(outcome.beside.bytes),
+            }),
             seconds: span.seconds,
             data_bytes: planned.data_bytes,
             as_paper: self.options.as_paper,
@@ -287,7 +298,9 @@ impl<'a> Plan<'a> {
             },
             local_share: meter.local_share(),
             confirmed: outcome.confirmed,
-            migration: self.is_jericho().then(|| "never".to_owned()),
+            migration: self
+                .is_jericho()
+                .then(|| self.options.migration.name().to_owned()),
             inline_pages: outcome.inline_pages,
             cpu_seconds: span.cpu_seconds,
             device_sectors: span.device_sectors,

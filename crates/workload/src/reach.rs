@@ -18,6 +18,7 @@ use rustix::fs::{Advice, Mode, OFlags, fadvise};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::options::Migration;
 
 /// The way to the cached pages of a Jericho volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,8 +134,8 @@ impl InlinePages {
 pub trait Daemon: Send + Sync {
     /// Returns the home node of the slice of a file or directory. `None`: the path is on no Jericho volume.
     fn home_of(&self, path: &Path) -> Option<NodeId>;
-    /// Keeps threads where they are when they use files that will be created below a directory.
-    fn never_migrate(&self, dir: &Path) -> Result<()>;
+    /// Sets when threads migrate that use files that will be created below a directory.
+    fn set_migration(&self, dir: &Path, migration: Migration) -> Result<()>;
     /// Returns how many pages this process has accessed inline so far. `None`: no volume is mounted.
     fn inline_pages(&self) -> Option<InlinePages>;
     /// Returns the devices of the volume of a path. `None`: the path is on no Jericho volume, or its daemon does not tell.
@@ -287,7 +288,7 @@ pub(crate) mod tests {
             None
         }
 
-        fn never_migrate(&self, _dir: &Path) -> Result<()> {
+        fn set_migration(&self, _dir: &Path, _migration: Migration) -> Result<()> {
             Ok(())
         }
 

@@ -52,6 +52,9 @@ pub struct Record {
     pub seats: Vec<SeatRecord>,
     /// Whether threads streamed through memory beside the workload.
     pub with_mstress: bool,
+    /// What these threads did. `None`: there were none.
+    #[serde(default)]
+    pub mstress: Option<MstressRecord>,
     /// Length of the measurement.
     pub seconds: f64,
     /// Bytes of all files of the run together, at most. 0 on devices.
@@ -79,7 +82,7 @@ pub struct Record {
     /// Whether the kernel confirmed after the run that threads and memory were where the seats say. `None`: they say nothing, or fio made the operations.
     #[serde(default)]
     pub confirmed: Option<bool>,
-    /// How threads migrate to their data on Jericho volumes. `None`: there is none.
+    /// When Jericho moved threads of the run to their data. `None`: the targets are on no Jericho volume.
     #[serde(default)]
     pub migration: Option<String>,
     /// Pages that the threads accessed inline, as Jericho counts them. `None`: no volume is mounted, or another program made the operations.
@@ -99,6 +102,15 @@ pub struct Record {
     pub machine: MachineRecord,
     /// What a reader must know about the run.
     pub notes: Vec<String>,
+}
+
+/// Threads that streamed through memory beside a workload.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MstressRecord {
+    /// Number of the threads.
+    pub threads: usize,
+    /// Bytes that they read and wrote per second.
+    pub bytes_per_s: f64,
 }
 
 /// The place of a thread.

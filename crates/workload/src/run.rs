@@ -69,12 +69,23 @@ pub struct Outcome {
     pub meters: Vec<(Seat, Meter)>,
     /// Mean latency, if another program tells no other latency.
     pub latency_ns_mean: Option<u64>,
+    /// What the threads have moved that do not count.
+    pub beside: Beside,
     /// Pages that this process accessed inline meanwhile. `None`: no volume is mounted.
     pub inline_pages: Option<InlinePages>,
     /// Whether the kernel has confirmed, after the measurement, that threads and memory were where the seats say. `None`: they say nothing.
     pub confirmed: Option<bool>,
     /// The machine.
     pub span: Span,
+}
+
+/// Threads beside a workload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Beside {
+    /// Number of the threads.
+    pub threads: usize,
+    /// Bytes that they have read and written.
+    pub bytes: u64,
 }
 
 /// What is read when the measurement begins and ends.
@@ -221,7 +232,7 @@ pub fn run(
         let seen = follow(watched, phases, &events, handles.len(), timing, interrupted);
         phases.begin(Phase::Stop);
         let (mut meters, mut failures) = (Vec::new(), Vec::new());
-        let mut confirmed = None;
+        let (mut confirmed, mut beside) = (None, Beside::default());
         for (seat, counts, handle) in handles {
             let joined = handle.join();
             match joined.unwrap_or_else(|_| Err(Error::new("a thread of the run has panicked"))) {
@@ -229,7 +240,10 @@ pub fn run(
                     confirmed = both(confirmed, told);
                     meters.push((seat, meter));
                 }
-                Ok(_) => {}
+                Ok((meter, _)) => {
+                    beside.threads += 1;
+                    beside.bytes += meter.read_bytes + meter.written_bytes;
+                }
                 Err(error) => failures.push(error),
             }
         }
@@ -242,6 +256,7 @@ pub fn run(
         let outcome = Outcome::of(watched, (&first, &last), meters)?;
         Ok(Outcome {
             confirmed,
+            beside,
             ..outcome
         })
     })
@@ -263,6 +278,7 @@ impl Outcome {
             meter,
             latency_ns_mean: None,
             meters,
+            beside: Beside::default(),
             confirmed: None,
             inline_pages: inline.map(|(last, first)| last.since(first)),
             span: watched.machine.between(&first.moment, &last.moment),
@@ -499,6 +515,7 @@ mod tests {
         )
         .unwrap();
         assert!(outcome.meter.operations >= 1);
+        assert_eq!(outcome.beside.threads, 1);
         assert!(outcome.span.seconds >= (4 * LOOK).as_secs_f64());
     }
 

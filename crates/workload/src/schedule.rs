@@ -89,10 +89,9 @@ pub(crate) fn runs_of(kind: Kind, options: &Options, limits: Limits) -> Result<V
     };
     check_threads(kind, &threads)?;
     let variants = kind.variants().iter().filter(|variant| {
-        let may_run = limits.are_directories() || !variant.writes || options.may_destroy;
-        let may_write = !options.placement.reads_only();
+        let refused = check_writes(kind, **variant, options, limits.are_directories());
         let can_make = options.generator.check_variant(kind, **variant).is_ok();
-        may_run && can_make && (may_write || !variant.writes) && is_wanted(variant, options)
+        refused.is_ok() && can_make && is_wanted(variant, options)
     });
     let pairs = variants.flat_map(|variant| threads.iter().map(move |count| (*variant, *count)));
     let pairs: Vec<(Variant, usize)> = pairs.collect();
@@ -140,8 +139,63 @@ pub(crate) fn runs_of(kind: Kind, options: &Options, limits: Limits) -> Result<V
 }
 
 fn is_wanted(variant: &Variant, options: &Options) -> bool {
-    let mut wanted = options.variants.iter();
-    options.variants.is_empty() || wanted.any(|name| name == variant.name)
+    match &options.variants[..] {
+        [] => variant.is_default,
+        wanted => wanted.iter().any(|name| name == variant.name),
+    }
+}
+
+/// Fails if the workload writes in this form, and the placement or the user does not let it.
+fn check_writes(
+    kind: Kind,
+    variant: Variant,
+    options: &Options,
+    are_directories: bool,
+) -> Result<()> {
+    let (kind, name) = (kind.name(), variant.name);
+    if variant.writes && options.placement.reads_only() {
+        return Err(Error::new(format!(
+            "{kind} {name} writes, and all transfers of the placement {} are reads; use proper, best, worst or native",
+            options.placement.name
+        )));
+    }
+    if variant.writes && !are_directories && !options.may_destroy {
+        return Err(Error::new(format!(
+            "{kind} {name} destroys what is on the devices; allow that with --force"
+        )));
+    }
+    Ok(())
+}
+
+/// Returns why forms of these workloads that the user has chosen make no run. Fails with the reasons, and with those in `left_out`, if there is no run at all.
+pub(crate) fn without_run(
+    options: &Options,
+    are_directories: bool,
+    left_out: &[String],
+) -> Result<Vec<String>> {
+    let (mut runs, mut reasons) = (0, Vec::new());
+    for kind in &options.kinds {
+        for variant in kind.variants() {
+            if is_wanted(variant, options) {
+                match check_writes(*kind, *variant, options, are_directories) {
+                    Ok(()) => runs += 1,
+                    Err(why) => reasons.push(why.to_string()),
+                }
+            }
+        }
+    }
+    if runs == 0 {
+        let all: Vec<&str> = left_out
+            .iter()
+            .chain(&reasons)
+            .map(String::as_str)
+            .collect();
+        return Err(Error::new(format!("there is no run: {}", all.join("; "))));
+    }
+    if options.variants.is_empty() {
+        reasons.clear();
+    }
+    Ok(reasons)
 }
 
 /// Fails if a variant is wanted that none of the workloads has.
@@ -188,7 +242,7 @@ pub(crate) fn check_threads(kind: Kind, threads: &[usize]) -> Result<()> {
 mod tests {
     use super::*;
     use crate::kind::KINDS;
-    use crate::options::Generator;
+    use crate::options::{Generator, Migration};
     use crate::placement::Placement;
 
     fn options() -> Options {
@@ -200,6 +254,7 @@ mod tests {
             seconds: None,
             as_paper: false,
             with_mstress: false,
+            migration: Migration::Never,
             may_destroy: true,
             seed: 1,
             generator: Generator::Own,
@@ -285,11 +340,38 @@ mod tests {
         let runs = runs_of(Kind::Scan, &chosen, two_cpus(100 << 20)).unwrap();
         let names: Vec<&str> = runs.iter().map(|run| run.variant.name).collect();
         assert_eq!(names, ["randread"]);
+        assert!(without_run(&chosen, true, &[]).unwrap().is_empty());
         let wrong = Options {
             variants: vec!["backwards".to_owned()],
             ..chosen
         };
         let refused = check_variants(&wrong).unwrap_err().to_string();
         assert!(refused.contains("randwrite"), "{refused}");
+    }
+
+    #[test]
+    fn a_form_that_makes_no_run_has_a_reason() {
+        let zmio = |placement: &str, variants: &[&str]| Options {
+            kinds: vec![Kind::Zmio],
+            variants: variants.iter().map(|name| (*name).to_owned()).collect(),
+            placement: Placement::named(placement).unwrap(),
+            may_destroy: false,
+            ..options()
+        };
+        let refused = |options: &Options, are_directories| {
+            without_run(options, are_directories, &["stream is left out".into()])
+                .unwrap_err()
+                .to_string()
+        };
+        let forced = refused(&zmio("native", &["write-1m"]), false);
+        assert!(forced.contains("--force"), "{forced}");
+        assert!(forced.contains("stream is left out"), "{forced}");
+        let reads = refused(&zmio("TLORPLIR", &["write-1m"]), true);
+        assert!(reads.contains("TLORPLIR are reads"), "{reads}");
+        // The other forms run.
+        let both = zmio("native", &["read-1m", "write-1m"]);
+        assert_eq!(without_run(&both, false, &[]).unwrap().len(), 1);
+        let all = zmio("native", &[]);
+        assert!(without_run(&all, false, &[]).unwrap().is_empty());
     }
 }

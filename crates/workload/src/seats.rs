@@ -26,10 +26,10 @@ fn farthest(topology: &Topology, from: NodeId, suits: impl Fn(NodeId) -> bool) -
         .iter()
         .filter(|node| node.id != from && suits(node.id));
     // Of nodes at the same distance, the next one: so the threads of several nodes do not meet on one.
-    let count = topology.nodes.len() as u16;
+    let count = topology.nodes.len();
     let key = |id: NodeId| {
         let distance = distances.get(usize::from(id.0)).copied().unwrap_or(0);
-        let steps = (id.0 + count - from.0) % count;
+        let steps = (usize::from(id.0) + count - usize::from(from.0) % count) % count;
         (distance, std::cmp::Reverse(steps))
     };
     others.map(|node| node.id).max_by_key(|id| key(*id))
@@ -122,6 +122,12 @@ pub fn seats(
             .get(index % device_nodes.len().max(1))
             .copied()
             .flatten();
+        if let Some(absent) = device.filter(|node| topology.node(*node).is_none()) {
+            return Err(Error::new(format!(
+                "the data is at home on node {}, and the topology {} has no such node; name the topology of the mount with --topology",
+                absent.0, topology.source
+            )));
+        }
         let base = match device {
             Some(node) if is_jericho || placement.needs_device_node => node,
             None if placement.needs_device_node => {
@@ -302,6 +308,23 @@ mod tests {
             let refused = slice(name).unwrap_err().to_string();
             assert!(refused.contains("use best, worst or native"), "{refused}");
         }
+    }
+
+    #[test]
+    fn a_slice_on_a_node_that_the_topology_lacks_is_refused() {
+        let one = Topology::from_spec("virtual:1").unwrap();
+        for name in ["best", "worst", "native"] {
+            let places = Places {
+                device_nodes: &[Some(NodeId(0)), Some(NodeId(3))],
+                is_jericho: true,
+                together: 1,
+            };
+            let refused = seats(&one, Placement::named(name).unwrap(), places, 2);
+            let refused = refused.unwrap_err().to_string();
+            assert!(refused.contains("node 3"), "{refused}");
+            assert!(refused.contains("virtual:1"), "{refused}");
+        }
+        assert_eq!(farthest(&topology(), NodeId(7), |_| true), Some(NodeId(1)));
     }
 
     #[test]

@@ -52,9 +52,10 @@ pub fn threads<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
         Kind::Search => search::threads(case)?,
         Kind::Scan => scan::threads(case)?,
         Kind::Dd => dd::threads(case)?,
+        Kind::Mstress => mstress::threads(case),
     };
     if case.with_mstress {
-        threads.extend(mstress::threads(case));
+        threads.extend(mstress::threads_beside(case));
     }
     Ok(threads)
 }
@@ -69,6 +70,7 @@ pub fn bytes(kind: Kind, variant: Variant, threads: usize, scale: Scale) -> u64 
         Kind::Search => search::bytes(threads, scale),
         Kind::Scan => scan::bytes(threads, scale),
         Kind::Dd => dd::bytes(threads, scale),
+        Kind::Mstress => 0,
     }
 }
 
@@ -90,6 +92,10 @@ pub fn memory(
             frame_bytes: request_bytes,
             thread_bytes: 0,
         },
+        Kind::Mstress => ThreadMemory {
+            frame_bytes: mstress::BUFFER_BYTES as u64,
+            thread_bytes: 0,
+        },
         _ => ThreadMemory {
             frame_bytes: 0,
             thread_bytes: match kind {
@@ -108,7 +114,7 @@ pub(crate) fn needs(case: &Case) -> Needs {
         memory(case.kind, case.variant, count, case.scale, index)
     });
     if case.with_mstress {
-        for (node, bytes) in mstress::memory(case) {
+        for (node, bytes) in mstress::memory_beside(case) {
             *needs.entry(node).or_default() += bytes;
         }
     }

@@ -1,6 +1,7 @@
 //! `jericho bench`: each workload runs in each way of placement, and bad requests get a message and change nothing.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -126,8 +127,106 @@ fn threads_are_local_or_remote_as_the_placement_says() {
                 .map(|seat| seat["frame"].as_u64().unwrap())
                 .collect();
             assert_eq!(nodes, [0, 1], "the nodes in turn");
+            // The node of the device is unknown, so these are the nodes of the threads.
+            assert_eq!(shares_by_node(&record).len(), 2, "{record}");
         }
     }
+}
+
+/// Returns the nodes of `throughput_bytes_per_s_by_node`, after a check that their sum is the throughput.
+fn shares_by_node(record: &Value) -> Vec<String> {
+    let by_node = record["throughput_bytes_per_s_by_node"]
+        .as_object()
+        .unwrap();
+    let sum: f64 = by_node.values().map(|rate| rate.as_f64().unwrap()).sum();
+    let all = record["throughput_bytes_per_s"].as_f64().unwrap();
+    assert!((sum - all).abs() <= all * 1e-6, "{record}");
+    by_node.keys().cloned().collect()
+}
+
+/// Writes a topology file with the CPUs of two virtual nodes, and `data` on a device of node 1.
+fn topology_with_device(file: &Path, data: &Path) {
+    let json = succeed(&mut jericho([
+        "topology",
+        "--topology",
+        "virtual:2",
+        "--json",
+    ]));
+    let found: Value = serde_json::from_str(&json).unwrap();
+    let node = |id: usize| {
+        let cpus = found["nodes"][id]["cpus"].as_array().unwrap();
+        let cpus: Vec<String> = cpus.iter().map(Value::to_string).collect();
+        format!("node {id} cpus={} memory=1G\n", cpus.join(","))
+    };
+    let device = format!("device {} node=1\n", data.display());
+    std::fs::write(file, node(0) + &node(1) + &device).unwrap();
+}
+
+#[test]
+fn the_papers_transfers_of_cached_pages_run_with_pages_and_threads_where_their_names_say() {
+    let dir = directory();
+    let (topology, data) = (dir.path().join("topology"), dir.path().join("data"));
+    std::fs::create_dir(&data).unwrap();
+    topology_with_device(&topology, &data);
+    // A machine with one CPU has it on both nodes, so no thread is remote.
+    let has_several_cpus = std::thread::available_parallelism().unwrap().get() > 1;
+    for (placement, frame, thread) in [
+        ("TRLCPL", 1, 1),
+        ("TRLCPR", 1, 0),
+        ("TRRCPL", 0, 0),
+        ("TRRCPR", 0, 1),
+    ] {
+        let options = ["--variant", "read", "--placement", placement, "--topology"];
+        let topology = [topology.to_str().unwrap()];
+        let records = bench_with("scan", &data, &[&options[..], &topology].concat());
+        assert_eq!(records.len(), 1);
+        let record = &records[0];
+        assert_eq!(record["placement"], placement);
+        let seat = serde_json::json!({"device": 1, "frame": frame, "thread": thread});
+        assert_eq!(record["seats"], serde_json::json!([seat, seat]));
+        assert_eq!(record["confirmed"], true, "{record}");
+        assert_eq!(shares_by_node(record), ["1"], "{record}");
+        if has_several_cpus {
+            let share = f64::from(u8::from(frame == thread));
+            assert_eq!(record["local_share"], share, "{record}");
+        }
+    }
+}
+
+#[test]
+fn a_result_of_a_machine_with_one_node_says_so() {
+    let dir = directory();
+    let device = dir.path().join("device");
+    std::fs::write(&device, vec![7u8; 8 << 20]).unwrap();
+    let one = ["--topology", "virtual:1", "--placement", "worst"];
+    let records = bench_with("dd", &device, &one);
+    let notes = records[0]["notes"].to_string();
+    assert!(notes.contains("The machine has one node"), "{notes}");
+    let two = bench("dd", &device, &[]);
+    let notes = two[0]["notes"].to_string();
+    assert!(!notes.contains("The machine has one node"), "{notes}");
+}
+
+#[test]
+fn the_user_learns_the_number_of_runs_and_their_length_before_the_first_one_ends() {
+    let dir = directory();
+    let mut command = jericho(["bench", "scan", "--seconds", "1000", "--variant"]);
+    command
+        .args(["read,write", "--threads", "1"])
+        .arg(dir.path());
+    let mut run = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    let mut shown = BufReader::new(run.stdout.take().unwrap());
+    shown.read_line(&mut line).unwrap();
+    assert!(line.starts_with("2 runs, about 20"), "{line}");
+    assert!(line.ends_with(" s together\n"), "{line}");
+    assert!(run.try_wait().unwrap().is_none(), "the run has ended");
+    rustix::process::kill_process(Pid::from_child(&run), Signal::INT).unwrap();
+    run.wait().unwrap();
+    // The heading is there, and no result.
+    let rest: Vec<String> = shown.lines().map(Result::unwrap).collect();
+    assert!(rest.last().unwrap().starts_with("workload"), "{rest:?}");
+    assert!(is_empty(dir.path()));
 }
 
 #[test]
@@ -183,9 +282,65 @@ fn a_device_is_read_and_never_written_without_force() {
         .map(|record| record["variant"].as_str().unwrap())
         .collect();
     assert_eq!(variants, ["read-64k", "read-1m"]);
+    let out = dir.path().join("results.jsonl");
+    let mut only_writes = jericho(["bench", "zmio", "--variant", "write-1m", "--out"]);
+    only_writes.arg(&out).arg(&device).args(SHORT);
+    let refused = fail(&mut only_writes, 1);
+    assert!(refused.contains("--force"), "{refused}");
+    assert!(!out.exists());
+    // The user learns which one of two forms does not run.
+    let mixed = bench("zmio", &device, &["--variant", "read-64k,write-1m"]);
+    assert_eq!(mixed.len(), 1);
+    let notes = mixed[0]["notes"].to_string();
+    assert!(notes.contains("--force"), "{notes}");
     assert!(std::fs::read(&device).unwrap() == bytes);
     assert_eq!(bench("zmio", &device, &["--force"]).len(), 3);
+    let sizes = ["--force", "--variant", "read-256k,write-64k"];
+    for (record, bytes) in bench("zmio", &device, &sizes).iter().zip([256, 64]) {
+        let rate = |key: &str| record[key].as_f64().unwrap();
+        let each = rate("throughput_bytes_per_s") / rate("iops");
+        assert_eq!(each.round() as u64, bytes << 10, "{record}");
+    }
     assert!(std::fs::read(&device).unwrap() != bytes);
+}
+
+#[test]
+fn mstress_is_a_workload_and_a_load_beside_others_with_its_bandwidth_in_the_result() {
+    let dir = directory();
+    for (placement, share) in [("best", 1.0), ("worst", 0.0)] {
+        let records = bench("mstress", dir.path(), &["--placement", placement]);
+        assert_eq!(records.len(), 1);
+        let record = &records[0];
+        assert_eq!(record["variant"], "copy");
+        assert_eq!(record["local_share"], share, "{record}");
+        assert_eq!(record["mstress"], Value::Null);
+        let rate = |key: &str| record[key].as_f64().unwrap();
+        assert!(rate("read_bytes_per_s") > 0.0, "{record}");
+        assert_eq!(rate("read_bytes_per_s"), rate("written_bytes_per_s"));
+    }
+    // A device is not written.
+    let device = dir.path().join("device");
+    let bytes = vec![7u8; 8 << 20];
+    std::fs::write(&device, &bytes).unwrap();
+    bench("mstress", &device, &[]);
+    assert!(std::fs::read(&device).unwrap() == bytes);
+
+    let out = dir.path().join("results.jsonl");
+    let beside = ["--with-mstress", "--variant", "read-64k", "--out"];
+    let mut command = jericho(["bench", "zmio"]);
+    command.arg(&device).args(SHORT).args(beside).arg(&out);
+    let shown = succeed(&mut command);
+    assert!(shown.contains("beside: mstress"), "{shown}");
+    let record: Value = serde_json::from_str(&std::fs::read_to_string(&out).unwrap()).unwrap();
+    assert_eq!(record["with_mstress"], true);
+    assert_eq!(record["threads"], 2);
+    assert_eq!(record["mstress"]["threads"], 2);
+    assert!(record["mstress"]["bytes_per_s"].as_f64().unwrap() > 0.0);
+    let twice = fail(
+        jericho(["bench", "mstress", "--with-mstress"]).arg(&device),
+        1,
+    );
+    assert!(twice.contains("leave out --with-mstress"), "{twice}");
 }
 
 #[test]

@@ -83,6 +83,36 @@ fn under_jericho_run_the_fast_path_is_the_default_and_the_mount_can_be_had() {
 }
 
 #[test]
+fn the_nodes_are_those_of_the_mount_and_others_are_refused() {
+    let volume = small_volume();
+    volume.mount();
+    let bench = |more: &[&str]| {
+        let mut command = jericho(["bench", "scan", "--seconds", "0.3", "--variant", "read"]);
+        command
+            .args(["--threads", "2"])
+            .arg(volume.mnt())
+            .args(more);
+        command
+    };
+    let out = volume.beside("results");
+    for (placement, share) in [("best", 1.0), ("worst", 0.0)] {
+        succeed(bench(&["--placement", placement, "--out"]).arg(&out));
+        let record: Value = serde_json::from_str(&std::fs::read_to_string(&out).unwrap()).unwrap();
+        assert_eq!(record["machine"]["topology"], "virtual:2");
+        assert_eq!(record["local_share"], share, "{placement}: {record}");
+        std::fs::remove_file(&out).unwrap();
+    }
+    for other in ["auto", "virtual:1", "virtual:4"] {
+        let refused = fail(
+            &mut bench(&["--placement", "worst", "--topology", other]),
+            1,
+        );
+        assert!(refused.contains(other), "{refused}");
+        assert!(refused.contains("--topology virtual:2"), "{refused}");
+    }
+}
+
+#[test]
 fn the_fast_path_is_refused_where_nothing_can_be_inline_and_left_out_of_all() {
     let volume = small_volume();
     volume.mount();
@@ -183,6 +213,54 @@ fn jericho_moves_no_thread_of_a_run() {
     let pid = Pid::from_child(&run);
     rustix::process::kill_process(pid, Signal::INT).unwrap();
     assert_eq!(run.wait().unwrap().code(), Some(1));
+}
+
+#[test]
+fn under_native_jericho_moves_threads_to_their_data_if_the_user_wants_it() {
+    let volume = small_volume();
+    volume.mount();
+    let scan = ["--variant", "read", "--threads", "2"];
+    for (path, policy) in [
+        ("fast", "always"),
+        ("mount", "adaptive"),
+        ("mount", "never"),
+    ] {
+        let more = [&scan[..], &["--path", path, "--migration", policy]].concat();
+        let records = bench("scan", &volume.mnt(), &more);
+        assert_eq!(records.len(), 1);
+        let record = &records[0];
+        assert_eq!(record["migration"], policy);
+        assert_eq!(record["placement"], "native");
+        for seat in record["seats"].as_array().unwrap() {
+            assert_eq!(seat["thread"], Value::Null, "{record}");
+        }
+        // A thread is held on the node of its data after its first access to it.
+        if policy == "always" {
+            assert!(record["local_share"].as_f64().unwrap() > 0.9, "{record}");
+        }
+    }
+    let refused = |target: &Path, more: &[&str]| {
+        let more = [&scan[..], &["--migration", "always"], more].concat();
+        fail(&mut command("scan", target, &more), 1)
+    };
+    let bound = refused(&volume.mnt(), &["--placement", "best"]);
+    assert!(bound.contains("--placement native"), "{bound}");
+    let elsewhere = tempfile::tempdir().unwrap();
+    let elsewhere = refused(elsewhere.path(), &[]);
+    assert!(
+        elsewhere.contains("no directory on a Jericho mount"),
+        "{elsewhere}"
+    );
+    // The library would follow its own policy.
+    let bench = command("scan", &volume.mnt(), &scan);
+    let mut run = jericho(["run", "--threads", "always", "--"]);
+    run.arg(bench.get_program()).args(bench.get_args());
+    let refused = fail(&mut run, 1);
+    assert!(refused.contains("--migration is never"), "{refused}");
+    volume.umount();
+    let process = ["--path", "process", "--migration", "adaptive"];
+    let process = fail(&mut command("scan", &volume.file(), &process), 1);
+    assert!(process.contains("mount the volume"), "{process}");
 }
 
 #[test]

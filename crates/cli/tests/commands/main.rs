@@ -35,6 +35,7 @@ mod pjdfstest;
 mod preallocation;
 mod predict;
 mod probe;
+mod readme;
 mod report;
 mod run;
 mod serve;

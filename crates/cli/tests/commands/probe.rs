@@ -142,6 +142,44 @@ fn a_name_without_a_directory_is_a_file_of_the_current_one_and_figures_that_cann
 }
 
 #[test]
+fn the_report_of_a_user_who_is_not_root_is_below_the_directory_of_state() {
+    // The build directory may be reachable only by root.
+    let dir = tempfile::tempdir().unwrap();
+    open_to_all(dir.path());
+    let program = dir.path().join("jericho");
+    std::fs::copy(env!("CARGO_BIN_EXE_jericho"), &program).unwrap();
+    let home = dir.path().join("home");
+    let probe = |state: Option<&Path>| {
+        let mut command = match rustix::process::geteuid().is_root() {
+            true => Command::new("setpriv"),
+            false => Command::new("env"),
+        };
+        if rustix::process::geteuid().is_root() {
+            command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+        }
+        command
+            .arg(&program)
+            .args(["probe", "--quick", "--topology", "virtual:1"]);
+        command.env_remove("JERICHO_PROBE").env("HOME", &home);
+        match state {
+            Some(state) => command.env("XDG_STATE_HOME", state),
+            None => command.env_remove("XDG_STATE_HOME"),
+        };
+        let output = output(&mut command);
+        assert!(output.status.success(), "{output:?}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(!message.contains("not kept"), "{message}");
+    };
+    let at_home = home.join(".local/state/jericho/probe.json");
+    let state = dir.path().join("state");
+    probe(Some(&state));
+    assert!(state.join("jericho/probe.json").is_file());
+    assert!(!at_home.exists());
+    probe(None);
+    assert!(at_home.is_file());
+}
+
+#[test]
 fn a_probe_without_a_device_that_was_named_measures_nothing() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let kept = dir.path().join("probe.json");

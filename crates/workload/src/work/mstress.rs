@@ -1,6 +1,5 @@
-//! mstress: threads that stream through memory beside a workload, as STREAM's *copy* does. One for each node that the workload uses.
+//! mstress: threads that copy memory, as STREAM's *copy* does. It is a workload, and it loads memory beside other workloads (*Implications*, figure 4).
 
-use std::collections::BTreeSet;
 use std::time::Instant;
 
 use jericho_sys::node_memory::NodeBuffer;
@@ -15,54 +14,88 @@ use crate::random;
 use crate::run::{Progress, Thread, Worker};
 use crate::seats::Seat;
 
-/// Larger than the last cache of a CPU.
-const BUFFER_BYTES: usize = 256 << 20;
+/// Bytes of the two buffers of a thread. Larger than the last cache of a CPU.
+pub const BUFFER_BYTES: usize = 256 << 20;
 /// Bytes of one step.
 const STEP_BYTES: usize = 1 << 20;
+/// Most threads beside a workload: figure 4(c) has up to eight instances of zmIO.
+const BESIDE_MAX: usize = 8;
 
-/// Returns the nodes on which memory is loaded.
-fn nodes(case: &Case) -> BTreeSet<Option<NodeId>> {
-    case.seats.iter().map(|seat| seat.frame).collect()
+/// Returns the threads of the workload.
+pub fn threads<'a>(case: &'a Case<'a>) -> Vec<Thread<'a>> {
+    case.each(move |_, seat| Ok(Box::new(Mstress::new(case, seat)?) as Box<dyn Worker>))
 }
 
-/// Returns the memory that it takes, by the kernel's number of the node.
-pub fn memory(case: &Case) -> Vec<(Option<u32>, u64)> {
+/// Returns the nodes on which memory is loaded beside a workload, one for each thread: that of the cached pages or buffer of each thread of the workload, but of
+/// at most [`BESIDE_MAX`] threads and of each node once.
+fn nodes_beside(case: &Case) -> Vec<Option<NodeId>> {
+    let frames = case.seats.iter().map(|seat| seat.frame);
+    let mut nodes: Vec<Option<NodeId>> = frames.clone().take(BESIDE_MAX).collect();
+    for node in frames {
+        if !nodes.contains(&node) {
+            nodes.push(node);
+        }
+    }
+    nodes
+}
+
+/// Returns the memory that the threads beside a workload take, by the kernel's number of the node.
+pub fn memory_beside(case: &Case) -> Vec<(Option<u32>, u64)> {
     let kernel_node = |node: NodeId| case.topology.node(node)?.kernel_node;
-    let taken = nodes(case).into_iter();
+    let taken = nodes_beside(case).into_iter();
     taken
         .map(|node| (node.and_then(kernel_node), BUFFER_BYTES as u64))
         .collect()
 }
 
-pub fn threads<'a>(case: &'a Case<'a>) -> Vec<Thread<'a>> {
-    let threads = nodes(case).into_iter().map(|node| Thread {
-        seat: Seat {
+/// Returns threads that load memory beside a workload.
+pub fn threads_beside<'a>(case: &'a Case<'a>) -> Vec<Thread<'a>> {
+    let threads = nodes_beside(case).into_iter().map(|node| {
+        let seat = Seat {
             device: None,
             frame: node,
             // This load may be remote to its memory, if the process may not use the CPUs there.
             thread: node
                 .and_then(|node| case.topology.node(node))
                 .map(|node| node.nearest_cpu_node),
-        },
-        make: Box::new(move || {
-            let mut memory = buffer::on(case.topology, node, BUFFER_BYTES)?;
-            // Some CPUs write zeros twice as fast as other bytes.
-            random::fill(case.seed, &mut memory);
-            Ok(Box::new(Mstress {
-                memory,
-                at: 0,
-                frames: node.map_or(Frames::Unknown, Frames::On),
-            }) as Box<dyn Worker>)
-        }),
-        counts: false,
+        };
+        Thread {
+            seat: seat.clone(),
+            make: Box::new(move || Ok(Box::new(Mstress::new(case, &seat)?) as Box<dyn Worker>)),
+            counts: false,
+        }
     });
     threads.collect()
 }
 
 struct Mstress {
+    /// Both buffers.
     memory: NodeBuffer,
+    kernel_node: Option<u32>,
     at: usize,
     frames: Frames,
+}
+
+impl Mstress {
+    fn new(case: &Case, seat: &Seat) -> Result<Mstress> {
+        let mut memory = buffer::on(case.topology, seat.frame, BUFFER_BYTES)?;
+        // Some CPUs write zeros twice as fast as other bytes.
+        random::pieces(
+            case.seed,
+            BUFFER_BYTES as u64,
+            case.stopping,
+            |at, piece| {
+                memory[at as usize..][..piece.len()].copy_from_slice(piece);
+                Ok(())
+            },
+        )?;
+        Ok(Mstress {
+            frames: Frames::of_buffer(case.topology, seat, memory.nodes()),
+            kernel_node: seat.kernel_node(case.topology),
+            memory,
+            at: 0,
+        })
+    }
 }
 
 impl Worker for Mstress {
@@ -86,6 +119,29 @@ impl Worker for Mstress {
     }
 
     fn confirm(&self) -> Result<Option<bool>> {
-        Ok(None)
+        buffer::confirm(self.memory.nodes(), self.kernel_node)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::case::tests::Story;
+    use crate::kind::Kind;
+
+    #[test]
+    fn beside_each_thread_of_zmio_is_one_of_mstress_up_to_the_papers_eight() {
+        let beside = |threads| {
+            let story = Story::with(Kind::Zmio, "best", threads, 1);
+            let case = story.case();
+            let nodes = nodes_beside(&case).into_iter().flatten();
+            let nodes: Vec<u16> = nodes.map(|node| node.0).collect();
+            assert_eq!(memory_beside(&case).len(), nodes.len());
+            assert_eq!(threads_beside(&case).len(), nodes.len());
+            nodes
+        };
+        assert_eq!(beside(1), [0]);
+        assert_eq!(beside(4), [0, 1, 0, 1]);
+        assert_eq!(beside(64), [0, 1, 0, 1, 0, 1, 0, 1]);
     }
 }
