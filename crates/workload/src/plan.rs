@@ -280,7 +280,7 @@ impl<'a> Plan<'a> {
             with_mstress: self.options.with_mstress,
             mstress: self.options.with_mstress.then(|| MstressRecord {
                 threads: outcome.beside.threads,
-                bytes_per_s: rate(outcome.beside.bytes),
+                bytes_per_s: outcome.beside.bytes as f64 / span.seconds.max(1e-9),
             }),
             seconds: span.seconds,
             data_bytes: planned.data_bytes,
