@@ -21,7 +21,7 @@ use jericho_sys::service;
 use jericho_topology::{NodeId, Topology};
 use parking_lot::{Condvar, Mutex};
 
-use policy::{Held, Place, SliceView, View};
+use policy::{AT_ONCE, Held, Place, SliceView, View};
 use room::Room;
 
 /// Time between two looks at the nodes, while ranges have memory.
@@ -122,8 +122,8 @@ struct Spilling {
     ranges: Vec<Option<Held>>,
     /// Its range that leaves so that the slice can take memory at home for it. A page in use may keep the range for some rounds.
     comes_home: Option<usize>,
-    /// It has needed frames, and the last round ended before it could take them.
-    still_wants: bool,
+    /// Ranges that it may still take because it needed frames: the last round ended before.
+    rest: usize,
 }
 
 /// A time in which no slice gives a range back to take memory of its home node for it. The node has refused memory: all that it has available is in
@@ -293,7 +293,7 @@ impl Spiller {
                 slice,
                 home,
                 comes_home: None,
-                still_wants: false,
+                rest: 0,
             });
         }
         Spiller {
@@ -337,9 +337,16 @@ impl Spiller {
         rounds.refused.retain(|_, at| at.elapsed() < REFUSED);
         let mut view = self.view(rounds);
         for (slice, spilling) in view.slices.iter_mut().zip(&mut rounds.slices) {
-            slice.wants |= std::mem::take(&mut spilling.still_wants);
+            let rest = std::mem::take(&mut spilling.rest);
+            if !slice.wants && rest > 0 {
+                slice.wants = true;
+                slice.taken = AT_ONCE - rest;
+            }
         }
-        let mut wants: Vec<bool> = view.slices.iter().map(|slice| slice.wants).collect();
+        let wants = view.slices.iter().map(|slice| slice.wants);
+        let mut wants: Vec<bool> = wants.collect();
+        let taken = view.slices.iter().map(|slice| slice.taken);
+        let mut taken: Vec<usize> = taken.collect();
         for (slice, range) in view.to_give_back() {
             if let Some(held) = &mut rounds.slices[slice].ranges[range] {
                 held.is_leaving = true;
@@ -353,10 +360,10 @@ impl Spiller {
         if self.give_back(&mut rounds.slices) {
             view = self.view(rounds);
         }
-        let is_cut_short = self.take_ranges(rounds, view, &mut wants);
+        let is_cut_short = self.take_ranges(rounds, view, &mut wants, &mut taken);
         if is_cut_short {
-            for (spilling, wants) in rounds.slices.iter_mut().zip(wants) {
-                spilling.still_wants = wants;
+            for (at, spilling) in rounds.slices.iter_mut().enumerate() {
+                spilling.rest = if wants[at] { AT_ONCE - taken[at] } else { 0 };
             }
             self.bell.ring(|signals| signals.is_wanted = true);
         } else {
@@ -378,10 +385,17 @@ impl Spiller {
             .any(|slice| slice.ranges.iter().any(Option::is_some))
     }
 
-    /// Has slices take ranges. `wants`: which slices need frames; adds those that have begun to. Returns whether it ended before they have taken all that
+    /// Has slices take ranges. `wants`: which slices need frames; adds those that have begun to. `taken`: how many of [`AT_ONCE`] ranges each slice has
+    /// taken; adds those that it takes. Returns whether it ended before they have taken all that
     /// they can, because the volume closes or `take_max` is over. Takes at least one range, unless the volume closes.
-    fn take_ranges(&self, rounds: &mut Rounds, mut view: View, wants: &mut [bool]) -> bool {
-        let mut taken = vec![0; rounds.slices.len()];
+    fn take_ranges(
+        &self,
+        rounds: &mut Rounds,
+        mut view: View,
+        wants: &mut [bool],
+        taken: &mut [usize],
+    ) -> bool {
+        let mut has_taken = false;
         let until = Instant::now() + self.take_max;
         // Repeated with fewer nodes, if the kernel refuses memory of one.
         loop {
@@ -395,12 +409,12 @@ impl Spiller {
                 if rounds.refused.contains_key(&node) {
                     continue;
                 }
-                let is_first = taken.iter().all(|taken| *taken == 0);
-                if self.bell.is_closing() || !is_first && Instant::now() >= until {
+                if self.bell.is_closing() || has_taken && Instant::now() >= until {
                     return true;
                 }
                 match self.take(&mut rounds.slices[slice], range, node) {
                     Ok(true) => {
+                        has_taken = true;
                         taken[slice] += 1;
                         rounds.pauses.remove(&node);
                         rounds.failing.remove(&node);

@@ -1,10 +1,13 @@
 //! fs_mark in place of our own threads, for the variant `create` of fsmark, so that users need not trust the generator of `bench`.
 //!
-//! Each seat has a fs_mark of one thread, which takes the CPUs and the memory policy of the thread that starts it. fs_mark makes the files of one round,
-//! removes them and ends. The thread starts it again until the time is over: with its option `-L`, fs_mark would keep the files of all rounds.
+//! Equal seats share a fs_mark, which takes the CPUs and the memory policy of the thread that starts it. fs_mark makes the files of one round, removes them
+//! and ends. The thread starts it again until the time is over: with its option `-L`, fs_mark would keep the files of all rounds.
 //!
-//! fs_mark itself starts a process that makes the files. Both are in a process group, which `bench` kills when the run ends early. If `bench` is killed, the
-//! kernel kills fs_mark, and the process that makes files fails with its next file, because the path of its directory leads through `bench`.
+//! fs_mark adds up the rates of its threads. That is right only if they work at the same time. With a fs_mark for each seat, those that start would wait for
+//! CPUs without counting the time, and the rate would be many times too high.
+//!
+//! fs_mark has a process for each thread. All are in a process group, which `bench` kills when the run ends early. If `bench` is killed, the kernel kills
+//! fs_mark, and its processes fail with their next files, because the paths of their directories lead through `bench`.
 
 use std::io::{self, PipeReader, Read};
 use std::ops::Range;
@@ -31,13 +34,15 @@ use crate::work;
 
 /// Numbers of a line of results, with the option `-v`.
 const COLUMNS: usize = 23;
+/// Most threads of a fs_mark.
+const THREADS_MAX: usize = 64;
 
 /// Returns fs_mark's version. Has it make one file of a byte, because it tells its version only when it runs. Fails if fs_mark is not installed.
 pub fn version() -> Result<String> {
     let own = own_dir()?;
     let log = own.dir(0).join("log");
     let round = Round {
-        dir: own.dir(0),
+        dirs: &[own.dir(0)],
         log: &log,
         files: 1,
         file_bytes: 1,
@@ -84,7 +89,31 @@ fn own_dir() -> Result<Scratch> {
     Scratch::make(&files, &[target], 1)
 }
 
-/// Runs the workload of a case with fs_mark. The last round of each seat ends after the time of the measurement.
+/// Seats that share a fs_mark.
+struct Group<'a> {
+    seat: &'a Seat,
+    /// The directories, one for each seat.
+    dirs: Vec<&'a Path>,
+}
+
+/// Puts equal seats together.
+fn groups<'a>(seats: &'a [Seat], scratch: &'a Scratch) -> Vec<Group<'a>> {
+    let mut groups: Vec<Group> = Vec::new();
+    for (index, seat) in seats.iter().enumerate() {
+        let mut open = groups.iter_mut();
+        let dir = scratch.dir(index);
+        match open.find(|group| group.seat == seat && group.dirs.len() < THREADS_MAX) {
+            Some(group) => group.dirs.push(dir),
+            None => groups.push(Group {
+                seat,
+                dirs: vec![dir],
+            }),
+        }
+    }
+    groups
+}
+
+/// Runs the workload of a case with fs_mark. The last round of each group ends after the time of the measurement.
 pub fn run(
     case: &Case,
     timing: Timing,
@@ -93,16 +122,17 @@ pub fn run(
 ) -> Result<Outcome> {
     let begin = Instant::now() + timing.warm_up;
     let time = begin..begin + timing.measured;
-    let (first, seats) = run_seats(case, time, watched, interrupted)?;
+    let groups = groups(case.seats, case.scratch()?);
+    let (first, ended) = run_groups(case, &groups, time, watched, interrupted)?;
     let last = watched.now()?;
     let (mut meters, mut failures) = (Vec::new(), Vec::new());
     let (mut confirmed, mut in_calls) = (None, Duration::ZERO);
-    for (seat, measured) in case.seats.iter().zip(seats) {
+    for (group, measured) in groups.iter().zip(ended) {
         match measured {
             Ok(measured) => {
                 confirmed = both(confirmed, measured.confirmed);
                 in_calls += measured.in_calls;
-                meters.push((seat.clone(), measured.meter));
+                meters.push((group.seat.clone(), measured.meter));
             }
             Err(error) => failures.push(error),
         }
@@ -123,32 +153,33 @@ pub fn run(
     })
 }
 
-/// Runs a thread for each seat. Returns the state of the machine when the measurement began, and what the seats have done.
-fn run_seats(
+/// Runs a thread for each group. Returns the state of the machine when the measurement began, and what the groups have done.
+fn run_groups(
     case: &Case,
+    groups: &[Group],
     time: Range<Instant>,
     watched: Watched,
     interrupted: &AtomicBool,
 ) -> Result<(Seen, Vec<Result<Measured>>)> {
-    let (scratch, own) = (case.scratch()?, own_dir()?);
+    let own = own_dir()?;
     let files = work::fsmark_files(case.variant, case.seats.len(), case.scale);
-    let running: Vec<Running> = case.seats.iter().map(|_| Running::default()).collect();
+    let running: Vec<Running> = groups.iter().map(|_| Running::default()).collect();
     let stop = || {
         case.stopping.store(true, Ordering::Relaxed);
         running.iter().for_each(Running::kill);
     };
     thread::scope(|scope| {
         let mut threads = Vec::new();
-        for (index, (seat, running)) in case.seats.iter().zip(&running).enumerate() {
+        for (index, (group, running)) in groups.iter().zip(&running).enumerate() {
             let (log, time) = (own.dir(0).join(index.to_string()), time.clone());
             let body = move || {
                 let round = Round {
-                    dir: scratch.dir(index),
+                    dirs: &group.dirs,
                     log: &log,
                     files,
                     file_bytes: case.variant.request_bytes as u64,
                 };
-                let measured = repeat(case, seat, round, running, time);
+                let measured = repeat(case, group.seat, round, running, time);
                 if measured.is_err() {
                     case.stopping.store(true, Ordering::Relaxed);
                 }
@@ -175,17 +206,17 @@ fn run_seats(
             }
             thread::sleep(LOOK);
         }
-        let seats = threads.into_iter().map(|thread| {
+        let ended = threads.into_iter().map(|thread| {
             let joined = thread.join();
             joined.unwrap_or_else(|_| Err(Error::new("a thread of the run has panicked")))
         });
-        let seats = seats.collect();
+        let ended = ended.collect();
         // There is none if the run has failed before.
-        Ok((first.unwrap_or_else(|| watched.now())?, seats))
+        Ok((first.unwrap_or_else(|| watched.now())?, ended))
     })
 }
 
-/// What a seat has done.
+/// What a group has done.
 struct Measured {
     meter: Meter,
     /// Time in calls that create, write and close files.
@@ -193,7 +224,7 @@ struct Measured {
     confirmed: Option<bool>,
 }
 
-/// Runs fs_mark in a seat, round after round, and counts the rounds that begin in `time`, or the first one after it if there is none.
+/// Runs the fs_mark of a group in its seat, round after round, and counts the rounds that begin in `time`, or the first one after it if there is none.
 fn repeat(
     case: &Case,
     seat: &Seat,
@@ -223,11 +254,12 @@ fn repeat(
         if began < time.start {
             continue;
         }
-        let result = parse(&text, round.files)?;
+        let files = round.files * round.dirs.len() as u64;
+        let result = parse(&text, files, round.file_bytes)?;
         measured.confirmed = both(measured.confirmed, on_node);
-        measured.in_calls += result.took.saturating_sub(result.overhead);
-        measured.meter.operations += round.files;
-        measured.meter.written_bytes += round.files * round.file_bytes;
+        measured.in_calls += result.in_calls;
+        measured.meter.operations += files;
+        measured.meter.written_bytes += files * round.file_bytes;
         measured.meter.active += result.took;
     }
 }
@@ -235,8 +267,10 @@ fn repeat(
 /// Files that fs_mark creates, and then removes.
 #[derive(Clone, Copy)]
 struct Round<'a> {
-    dir: &'a Path,
+    /// One for each thread of fs_mark.
+    dirs: &'a [&'a Path],
     log: &'a Path,
+    /// Of each thread.
     files: u64,
     file_bytes: u64,
 }
@@ -245,8 +279,12 @@ impl Round<'_> {
     /// Returns fs_mark with the sizes of the round. It calls neither fsync(2) nor sync(2).
     fn command(&self) -> Command {
         let mut command = Command::new("fs_mark");
-        command.args(["-v", "-S", "0", "-t", "1"]);
-        command.arg("-d").arg(self.dir).arg("-l").arg(self.log);
+        command.args(["-v", "-S", "0", "-t"]);
+        command.arg(self.dirs.len().to_string());
+        for dir in self.dirs {
+            command.arg("-d").arg(dir);
+        }
+        command.arg("-l").arg(self.log);
         command.arg("-n").arg(self.files.to_string());
         command.arg("-s").arg(self.file_bytes.to_string());
         command.arg("-w").arg(work::FSMARK_CHUNK_BYTES.to_string());
@@ -254,7 +292,7 @@ impl Round<'_> {
     }
 }
 
-/// The fs_mark of a seat, while it runs.
+/// The fs_mark of a group, while it runs.
 #[derive(Default)]
 struct Running(Mutex<Option<Child>>);
 
@@ -263,7 +301,7 @@ impl Running {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Kills fs_mark and the process that makes files, if they run.
+    /// Kills fs_mark and the processes that make files, if they run.
     fn kill(&self) {
         if let Some(child) = &*self.lock()
             && let Some(group) = Pid::from_raw(child.id() as i32)
@@ -283,7 +321,7 @@ impl Running {
     ) -> Result<String> {
         let mut output = self.start(round, stopping)?;
         let mut text = Vec::new();
-        // Both processes have the other end of the pipe, so both have closed it.
+        // All processes have the other end of the pipe, so all have closed it.
         let read = output.read_to_end(&mut text);
         let mut running = self.lock();
         let Some(mut child) = running.take() else {
@@ -332,18 +370,19 @@ impl Running {
 
 /// What fs_mark prints about a round.
 struct Printed {
-    /// Time in which it has created the files.
+    /// Time in which its threads have created the files.
     took: Duration,
-    /// Part of this time outside calls that create, write and close.
-    overhead: Duration,
+    /// Time of all threads together in calls that create, write and close.
+    in_calls: Duration,
 }
 
 /// Reads the line of results.
-fn parse(text: &str, files: u64) -> Result<Printed> {
+fn parse(text: &str, files: u64, file_bytes: u64) -> Result<Printed> {
     let lines = text.lines().map(numbers);
     let columns = lines.flatten().next_back();
     let columns = columns.ok_or_else(|| not_understood(text))?;
-    let (count, files_per_s, overhead_us) = (columns[1], columns[3], columns[4]);
+    let (count, files_per_s) = (columns[1], columns[3]);
+    let (create_us, write_us, close_us) = (columns[6], columns[9], columns[18]);
     if count != files as f64 {
         return Err(Error::new(format!(
             "fs_mark reports {count} files instead of {files}"
@@ -354,9 +393,12 @@ fn parse(text: &str, files: u64) -> Result<Printed> {
             "fs_mark reports 0.0 files per second: it rounds to tenths, and this target is slower; leave out --generator",
         ));
     }
+    let writes = file_bytes.div_ceil(work::FSMARK_CHUNK_BYTES as u64);
+    let each_us = create_us + write_us * writes as f64 + close_us;
     Ok(Printed {
         took: Duration::from_secs_f64(files as f64 / files_per_s),
-        overhead: Duration::from_micros(overhead_us as u64),
+        // The numbers may be anything.
+        in_calls: Duration::try_from_secs_f64(each_us * 1e-6 * files as f64).unwrap_or_default(),
     })
 }
 
@@ -389,6 +431,7 @@ fn not_understood(text: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::case::tests::Story;
 
     const HEADING: &str = "
 #  fs_mark  -v
@@ -400,14 +443,30 @@ FSUse%        Count         Size    Files/sec     App Overhead        CREAT (Min
 
     #[test]
     fn a_line_of_results_gives_the_time_of_creation_without_the_removals() {
-        let printed = parse(&format!("{HEADING}{LINE}"), 128).unwrap();
+        let printed = parse(&format!("{HEADING}{LINE}"), 128, 51200).unwrap();
         assert_eq!(printed.took, Duration::from_millis(16));
-        assert_eq!(printed.overhead, Duration::from_millis(1));
+        // Creation, four writes and the close of each file.
+        let each = Duration::from_micros(132 + 4 * 25 + 2);
+        assert_eq!(printed.in_calls.as_micros(), (each * 128).as_micros());
+    }
+
+    #[test]
+    fn equal_seats_share_a_fs_mark_up_to_its_number_of_threads() {
+        let story = Story::with(Kind::Fsmark, "best", 70, 1);
+        let case = story.case();
+        let sizes = |seats| {
+            let groups = groups(seats, case.scratch.unwrap());
+            let sizes = groups.iter().map(|group| group.dirs.len());
+            sizes.collect::<Vec<_>>()
+        };
+        // Two nodes in turn.
+        assert_eq!(sizes(case.seats), [35, 35]);
+        assert_eq!(sizes(&vec![Seat::default(); 70]), [64, 6]);
     }
 
     #[test]
     fn output_of_another_form_is_an_error() {
-        let error = |text: String, files| parse(&text, files).err().unwrap().to_string();
+        let error = |text: String, files| parse(&text, files, 51200).err().unwrap().to_string();
         assert!(error(HEADING.to_owned(), 128).contains("another version"));
         assert!(error(format!("{HEADING}{LINE}"), 64).contains("128 files instead of 64"));
         let slow = LINE.replace("8000.0", "   0.0");

@@ -12,7 +12,7 @@ use jericho_shm::SPILL_FRAMES;
 /// Bytes of a range. The last range of a slice may have fewer.
 pub(super) const RANGE_BYTES: u64 = SPILL_FRAMES as u64 * PAGE_BYTES;
 /// Most ranges that a slice takes, or that are given back because a slice wants them, at once: 32 MiB.
-const AT_ONCE: usize = 16;
+pub(super) const AT_ONCE: usize = 16;
 
 /// Returns the bytes below which a node, or a control group, with this much memory is low.
 pub(super) fn low_bytes(total_bytes: u64) -> u64 {
@@ -75,7 +75,7 @@ pub(super) struct SliceView {
     pub wants: bool,
     /// Its range that it gives back to take memory at home for it. It takes this memory also without a need.
     pub comes_home: Option<usize>,
-    /// Ranges that it has taken in this round.
+    /// Ranges that it has taken in this round, or in the last one if this round goes on with that.
     pub taken: usize,
     /// Its spill ranges; `None` without memory.
     pub ranges: Vec<Option<Held>>,

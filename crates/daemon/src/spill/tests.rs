@@ -218,17 +218,25 @@ fn a_round_without_time_takes_one_range_and_the_next_goes_on() {
     let mut bed = Bed::new(3, "node 1 memory=1G\n", |_| {});
     bed.spiller.take_max = Duration::ZERO;
     bed.leave_at_home(0);
-    bed.spiller.rounds.lock().slices[0].still_wants = true;
+    bed.spiller.rounds.lock().slices[0].rest = AT_ONCE;
     for count in [1, 2, 3] {
         assert!(bed.spiller.round());
         assert_eq!(bed.ranges().iter().flatten().count(), count);
         let is_rung = std::mem::take(&mut bed.spiller.bell.signals.lock().is_wanted);
         assert_eq!(is_rung, count < 3);
     }
-    assert!(!bed.spiller.rounds.lock().slices[0].still_wants);
+    assert_eq!(bed.spiller.rounds.lock().slices[0].rest, 0);
+    // However often it goes on, the slice takes no more than for one need of frames.
+    let mut bed = Bed::new(3, "node 1 memory=1G\n", |_| {});
+    bed.spiller.take_max = Duration::ZERO;
+    bed.spiller.rounds.lock().slices[0].rest = 2;
+    for count in [1, 2, 2] {
+        bed.spiller.round();
+        assert_eq!(bed.ranges().iter().flatten().count(), count);
+    }
     // An unmount waits for no range.
     let bed = Bed::new(3, "node 1 memory=1G\n", |_| {});
-    bed.spiller.rounds.lock().slices[0].still_wants = true;
+    bed.spiller.rounds.lock().slices[0].rest = AT_ONCE;
     bed.spiller.close();
     assert!(!bed.spiller.round());
     assert_eq!(bed.ranges(), [None; 3]);
@@ -287,7 +295,7 @@ fn a_lasting_failure_is_logged_once() {
     let warnings = Warnings::default();
     let attempt = |bed: &Bed| {
         bed.spiller.rounds.lock().refused.clear();
-        bed.spiller.rounds.lock().slices[0].still_wants = true;
+        bed.spiller.rounds.lock().slices[0].rest = AT_ONCE;
         tracing::subscriber::with_default(warnings.clone(), || {
             bed.spiller.round();
             // A round that leaves the node out.
