@@ -118,7 +118,7 @@ fn method() -> Markup {
         p { "A point is the median of all runs under the same conditions; a vertical line goes from the least to the most of them. Runs of other machines, targets, sizes or versions of Jericho are never in the same curve." }
         p { "Local accesses: the share of the accesses whose thread ran on the node of the cached page, or with direct I/O of the buffer; of one operation in 64." }
         p { "CPIO: the CPU time of the whole machine, by kind, times the rate of the time stamp counter, for each sector of 512 bytes that the devices moved (NUMA Implications, section IV.C). Busy cycles are those of user, system, IRQ and softIRQ." }
-        p { "Placements: TR is the transfer between device and cached page, CP the copy between cached page and program, each local (L) or remote (R). In TLORPRIR, T is the transfer between device and buffer, and P the processor that uses the data. best and proper: all is local. worst: threads are far from the cached pages. bad: buffers are far from the device, too. native: the kernel chooses." }
+        p { "Placements: TR is the transfer between device and cached page, CP the copy between cached page and program, each local (L) or remote (R). In TLORPRIR, T is the transfer between device and buffer, and P the processor that uses the data. best and proper: each thread is on the node of its cached pages or buffers. worst and bad: each thread is on a node far from these. In these four, the memory is on all nodes in turn, wherever the device is; best and worst are the names of the Jericho paper's figure 10, proper and bad those of its figure 13. native: the kernel chooses." }
         p { (of_ratios()) }
     }
 }

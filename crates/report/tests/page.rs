@@ -162,6 +162,14 @@ fn each_result_has_its_conditions_and_figures() {
 }
 
 #[test]
+fn the_page_says_that_worst_and_bad_are_one_placement_under_two_names() {
+    let html = page(&two_placements());
+    let sentence = "worst and bad: each thread is on a node far from these.";
+    assert!(html.contains(sentence), "{html}");
+    assert!(!html.contains("far from the device, too"));
+}
+
+#[test]
 fn the_page_needs_nothing_from_elsewhere() {
     let html = page(&two_placements());
     let without_names = html.replace("http://www.w3.org/2000/svg", "");
