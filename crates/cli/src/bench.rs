@@ -16,6 +16,7 @@ use jericho_storage::is_remote;
 use jericho_topology::Topology;
 use jericho_workload::fio;
 use jericho_workload::kind::Kind;
+use jericho_workload::machine::Cpio;
 use jericho_workload::options::{Generator, Options};
 use jericho_workload::placement::Placement;
 use jericho_workload::plan::Plan;
@@ -176,11 +177,13 @@ fn measure_by(
         print(&format!("{note}\n"))?;
     }
     print(&heading())?;
+    let digest = jericho_probe::digest(topology);
     let bar = progress(plan.runs.len());
     for planned in &plan.runs {
         bar.set_message(name(planned));
         bar.tick();
-        let (record, outcome) = plan.run(planned, &interrupted).map_err(failure)?;
+        let (mut record, outcome) = plan.run(planned, &interrupted).map_err(failure)?;
+        record.machine.topology_digest = Some(digest.clone());
         if let Some((file, path)) = &mut out {
             append(file, &record).context(path.display())?;
         }
@@ -382,7 +385,7 @@ fn name(planned: &Planned) -> String {
 
 fn heading() -> String {
     format!(
-        "{:<24} {:<9} {:>7} {:>11} {:>11} {:>10} {:>10} {:>7} {:>10}\n",
+        "{:<24} {:<9} {:>7} {:>11} {:>11} {:>10} {:>10} {:>7} {:>10} {:>11}\n",
         "workload",
         "placement",
         "threads",
@@ -391,11 +394,13 @@ fn heading() -> String {
         "p50 us",
         "p99 us",
         "local",
-        "cycles/IO"
+        "cycles/IO",
+        "cycles/512B"
     )
 }
 
-/// Returns the line of a run. Cycles per I/O are those for each sector of the device that were not idle, or `-` if the device moved none.
+/// Returns the line of a run. Cycles are those of busy CPUs: per I/O for each sector of the devices, and for each 512 bytes that the programs moved. `-`
+/// stands for those that the record does not have, for example per I/O if the data was cached.
 fn line(record: &Record) -> String {
     let latency = |key: &str| match record.latency_ns.get(key) {
         Some(ns) => format!("{:.1}", *ns as f64 / 1000.0),
@@ -404,12 +409,14 @@ fn line(record: &Record) -> String {
     let local = record
         .local_share
         .map_or("-".to_owned(), |share| format!("{:.1}%", share * 100.0));
-    let cycles = record.cpio.map_or("-".to_owned(), |cpio| {
-        let busy = cpio.user + cpio.system + cpio.irq + cpio.soft_irq;
-        format!("{busy:.0}")
-    });
+    let busy = |cycles: Option<Cpio>| {
+        cycles.map_or("-".to_owned(), |cycles| {
+            let busy = cycles.user + cycles.system + cycles.irq + cycles.soft_irq;
+            format!("{busy:.0}")
+        })
+    };
     format!(
-        "{:<24} {:<9} {:>7} {:>11.1} {:>11.0} {:>10} {:>10} {:>7} {:>10}\n",
+        "{:<24} {:<9} {:>7} {:>11.1} {:>11.0} {:>10} {:>10} {:>7} {:>10} {:>11}\n",
         format!("{} {}", record.workload, record.variant),
         record.placement,
         record.threads,
@@ -418,7 +425,8 @@ fn line(record: &Record) -> String {
         latency("p50"),
         latency("p99"),
         local,
-        cycles
+        busy(record.cpio),
+        busy(record.cycles_per_moved_sector)
     )
 }
 
