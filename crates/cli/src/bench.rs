@@ -461,4 +461,27 @@ mod tests {
         let refused = open_trace(&path, [&out].into_iter()).unwrap_err();
         assert!(refused.to_string().contains("would overwrite"), "{refused}");
     }
+
+    #[test]
+    fn the_table_has_cycles_of_devices_and_of_programs_in_their_own_columns() {
+        let cycles = |user: u32| {
+            format!(
+                r#"{{"user":{user}.0,"system":0.0,"idle":7.0,"io_wait":7.0,"irq":0.0,"soft_irq":0.0,"steal":0.0}}"#
+            )
+        };
+        let last_columns = |cpio: &str| {
+            let text = format!(
+                r#"{{"format":1,"workload":"scan","variant":"read","targets":["/mnt"],"placement":"best","threads":1,"seats":[],"with_mstress":false,"seconds":1.0,"data_bytes":0,"as_paper":false,"seed":1,"engine":[],"throughput_bytes_per_s":1.0,"read_bytes_per_s":1.0,"written_bytes_per_s":0.0,"iops":1.0,"throughput_bytes_per_s_by_node":{{}},"latency_ns":{{}},"local_share":null,"cpu_seconds":{0},"device_sectors":null,"cpio":{cpio},"cycles_per_moved_sector":{0},"sampled":[],"machine":{{"cpu_model":"Example CPU","cpus":1,"nodes":1,"topology":"sysfs","kernel":"6.18","tsc_hz":null,"jericho":"0.1.0"}},"notes":[]}}"#,
+                cycles(42)
+            );
+            let record: Record = serde_json::from_str(&text).unwrap();
+            let line = line(&record);
+            let columns: Vec<&str> = line.split_ascii_whitespace().collect();
+            columns[columns.len() - 2..].join(" ")
+        };
+        assert_eq!(last_columns("null"), "- 42");
+        assert_eq!(last_columns(&cycles(99)), "99 42");
+        let heading = heading();
+        assert!(heading.ends_with("  cycles/IO cycles/512B\n"), "{heading}");
+    }
 }
