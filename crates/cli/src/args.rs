@@ -1029,7 +1029,8 @@ threads are far from these. native: the kernel chooses. The kernel confirms wher
 
 In a directory, bench makes directories of its own and removes them. It writes to no device without --force. all leaves out what does not fit, and says so.
 
-The column cycles/IO has the cycles of busy CPUs for each sector of 512 bytes that the devices moved, without I/O wait.
+The columns of cycles have those of busy CPUs, without I/O wait: cycles/IO for each sector of 512 bytes that the devices moved (- if the data was cached), \
+cycles/512B for each 512 bytes that the program moved.
 
 With --model, bench runs nothing. The model shares bandwidths of memory, links and devices fairly among threads. It has no caches of CPUs, no locks \
 and no interrupts, and misses some results of the papers: see docs/internals/model.md. Machine files are described in docs/formats/machine.md, traces in \

@@ -15,6 +15,7 @@ use jericho_daemon::{THREADS_VARIABLE, ThreadPolicy};
 use jericho_storage::is_remote;
 use jericho_topology::Topology;
 use jericho_workload::kind::Kind;
+use jericho_workload::machine::Cpio;
 use jericho_workload::options::{Generator, Migration, Options};
 use jericho_workload::placement::{Placement, Way};
 use jericho_workload::plan::Plan;
@@ -193,11 +194,13 @@ fn measure_by(
         print(&format!("{note}\n"))?;
     }
     print(&heading())?;
+    let digest = jericho_probe::digest(topology);
     let bar = progress(plan.runs.len());
     for planned in &plan.runs {
         bar.set_message(name(planned));
         bar.tick();
-        let (record, outcome) = plan.run(planned, &interrupted).map_err(failure)?;
+        let (mut record, outcome) = plan.run(planned, &interrupted).map_err(failure)?;
+        record.machine.topology_digest = Some(digest.clone());
         if let Some((file, path)) = &mut out {
             append(file, &record).context(path.display())?;
         }
@@ -405,7 +408,7 @@ fn name(planned: &Planned) -> String {
 
 fn heading() -> String {
     format!(
-        "{:<24} {:<9} {:>7} {:>11} {:>11} {:>10} {:>10} {:>7} {:>10}\n",
+        "{:<24} {:<9} {:>7} {:>11} {:>11} {:>10} {:>10} {:>7} {:>10} {:>11}\n",
         "workload",
         "placement",
         "threads",
@@ -414,11 +417,13 @@ fn heading() -> String {
         "p50 us",
         "p99 us",
         "local",
-        "cycles/IO"
+        "cycles/IO",
+        "cycles/512B"
     )
 }
 
-/// Returns the line of a run. Cycles per I/O are those for each sector of the device that were not idle, or `-` if the device moved none.
+/// Returns the line of a run. Cycles are those of busy CPUs: per I/O for each sector of the devices, and for each 512 bytes that the programs moved. `-`
+/// stands for those that the record does not have, for example per I/O if the data was cached.
 fn line(record: &Record) -> String {
     let latency = |key: &str| match record.latency_ns.get(key) {
         Some(ns) => format!("{:.1}", *ns as f64 / 1000.0),
@@ -427,11 +432,10 @@ fn line(record: &Record) -> String {
     let local = record
         .local_share
         .map_or("-".to_owned(), |share| format!("{:.1}%", share * 100.0));
-    let cycles = record.cpio.map_or("-".to_owned(), |cpio| {
-        let busy = cpio.user + cpio.system + cpio.irq + cpio.soft_irq;
-        format!("{busy:.0}")
-    });
-    let beside = record.mstress.map(|mstress| {
+    let busy = |cycles: Option<Cpio>| {
+        cycles.map_or("-".to_owned(), |cycles| {
+            let busy = cycles.user + cycles.system + cycles.irq + cycles.soft_irq;
+            let beside = record.mstress.map(|mstress| {
         format!(
             "{:<24} {:<9} {:>7} {:>11.1}\n",
             "  beside: mstress",
@@ -440,8 +444,11 @@ fn line(record: &Record) -> String {
             mstress.bytes_per_s / 1e6
         )
     });
+    let line = format!("{busy:.0}")
+        })
+    };
     let line = format!(
-        "{:<24} {:<9} {:>7} {:>11.1} {:>11.0} {:>10} {:>10} {:>7} {:>10}\n",
+        "{:<24} {:<9} {:>7} {:>11.1} {:>11.0} {:>10} {:>10} {:>7} {:>10} {:>11}\n",
         format!("{} {}", record.workload, record.variant),
         record.placement,
         record.threads,
@@ -450,7 +457,8 @@ fn line(record: &Record) -> String {
         latency("p50"),
         latency("p99"),
         local,
-        cycles
+        busy(record.cpio),
+        busy(record.cycles_per_moved_sector)
     );
     line + &beside.unwrap_or_default()
 }
@@ -485,5 +493,28 @@ mod tests {
         std::fs::hard_link(&path, &out).unwrap();
         let refused = open_trace(&path, [&out].into_iter()).unwrap_err();
         assert!(refused.to_string().contains("would overwrite"), "{refused}");
+    }
+
+    #[test]
+    fn the_table_has_cycles_of_devices_and_of_programs_in_their_own_columns() {
+        let cycles = |user: u32| {
+            format!(
+                r#"{{"user":{user}.0,"system":0.0,"idle":7.0,"io_wait":7.0,"irq":0.0,"soft_irq":0.0,"steal":0.0}}"#
+            )
+        };
+        let last_columns = |cpio: &str| {
+            let text = format!(
+                r#"{{"format":1,"workload":"scan","variant":"read","targets":["/mnt"],"placement":"best","threads":1,"seats":[],"with_mstress":false,"seconds":1.0,"data_bytes":0,"as_paper":false,"seed":1,"engine":[],"throughput_bytes_per_s":1.0,"read_bytes_per_s":1.0,"written_bytes_per_s":0.0,"iops":1.0,"throughput_bytes_per_s_by_node":{{}},"latency_ns":{{}},"local_share":null,"cpu_seconds":{0},"device_sectors":null,"cpio":{cpio},"cycles_per_moved_sector":{0},"sampled":[],"machine":{{"cpu_model":"Example CPU","cpus":1,"nodes":1,"topology":"sysfs","kernel":"6.18","tsc_hz":null,"jericho":"0.1.0"}},"notes":[]}}"#,
+                cycles(42)
+            );
+            let record: Record = serde_json::from_str(&text).unwrap();
+            let line = line(&record);
+            let columns: Vec<&str> = line.split_ascii_whitespace().collect();
+            columns[columns.len() - 2..].join(" ")
+        };
+        assert_eq!(last_columns("null"), "- 42");
+        assert_eq!(last_columns(&cycles(99)), "99 42");
+        let heading = heading();
+        assert!(heading.ends_with("  cycles/IO cycles/512B\n"), "{heading}");
     }
 }

@@ -17,11 +17,13 @@ use jericho_storage::{
 };
 use jericho_topology::{NodeId, Topology};
 use jericho_workload::options::Migration;
-use jericho_workload::reach::{Daemon, Files, Filesystem, InlinePages, OpenFile, Opening};
+use jericho_workload::reach::{
+    Daemon, Files, Filesystem, InlinePages, MountFacts, OpenFile, Opening,
+};
 use jericho_workload::target::Target;
 
 use crate::failure::{Context, Failure, both};
-use crate::on_mounts::devices_in;
+use crate::on_mounts::{devices_in, facts_in};
 
 /// Unit of the counts of free space.
 const BLOCK_BYTES: u64 = 4096;
@@ -283,6 +285,11 @@ impl Daemon for InProcess {
     fn devices_of(&self, path: &Path) -> Option<Vec<PathBuf>> {
         let (mounted, _) = self.volume(path).ok()?;
         devices_in(&mounted.stat())
+    }
+
+    fn mount_of(&self, path: &Path) -> Option<MountFacts> {
+        let (mounted, _) = self.volume(path).ok()?;
+        Some(facts_in(&mounted.stat()))
     }
 }
 

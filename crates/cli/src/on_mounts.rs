@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use jericho_daemon::Stat;
 use jericho_topology::NodeId;
 use jericho_workload::options::Migration;
-use jericho_workload::reach::{Daemon, InlinePages, Route};
+use jericho_workload::reach::{Daemon, InlinePages, MountFacts, Route};
 
 use crate::control;
 
@@ -64,6 +64,10 @@ impl Daemon for OnMounts {
     fn devices_of(&self, path: &Path) -> Option<Vec<PathBuf>> {
         devices_in(&control::stat(path).ok()?)
     }
+
+    fn mount_of(&self, path: &Path) -> Option<MountFacts> {
+        Some(facts_in(&control::stat(path).ok()?))
+    }
 }
 
 /// Adds up the local and remote pages of this process's clients. Returns `None` if there must be a client and is none: in a container, the daemon
@@ -79,6 +83,16 @@ fn inline_pages(clients: impl Iterator<Item = (u64, u64)>, route: Route) -> Opti
             remote: sum.remote.saturating_add(remote),
         }),
     )
+}
+
+/// Returns how a volume is mounted.
+pub fn facts_in(stat: &Stat) -> MountFacts {
+    let known = |text: &String| (!text.is_empty()).then(|| text.clone());
+    MountFacts {
+        transport: known(&stat.transport),
+        cache_bytes: stat.cache_bytes(),
+        build: known(&stat.build),
+    }
 }
 
 /// Returns the devices of a volume: the lines of its counters begin with their names. `None` if a line is not understood.

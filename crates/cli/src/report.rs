@@ -118,12 +118,14 @@ fn probe(named: Option<&Path>) -> Result<Option<Probe>, Failure> {
         let Ok(Some(kept)) = state::probe_file() else {
             return Ok(None);
         };
-        return Ok(load(&kept).unwrap_or_else(|failure| {
+        let name =
+            "The probe is the report that this user or machine has kept, where the page was made.";
+        return Ok(load(&kept, name).unwrap_or_else(|failure| {
             eprintln!("jericho: the page has no heat map: {failure}");
             None
         }));
     };
-    let found = load(path)?;
+    let found = load(path, &format!("The probe is that of {}.", path.display()))?;
     found.map(Some).ok_or_else(|| {
         Failure::new(format!(
             "{}: there is no such file; name one that jericho probe --json has written",
@@ -132,9 +134,11 @@ fn probe(named: Option<&Path>) -> Result<Option<Probe>, Failure> {
     })
 }
 
-fn load(path: &Path) -> Result<Option<Probe>, Failure> {
+fn load(path: &Path, name: &str) -> Result<Option<Probe>, Failure> {
     let report = jericho_probe::load_any(path).map_err(|e| Failure::new(e.to_string()))?;
     Ok(report.map(|report| Probe {
+        name: name.to_owned(),
+        digest: report.topology.digest.clone(),
         cpu_model: report.machine.cpu_model.clone(),
         nodes: report.node_count(),
         head: jericho_probe::head(&report),

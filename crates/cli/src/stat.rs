@@ -330,6 +330,7 @@ mod tests {
             read_only: false,
             topology: "virtual:2".into(),
             transport: "ring".into(),
+            build: String::new(),
             slices: vec![slice(0, 3, 1), slice(1, 0, 0)],
             nodes: Vec::new(),
             devices: vec!["file".into()],

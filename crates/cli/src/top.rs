@@ -412,6 +412,7 @@ mod tests {
             read_only: false,
             topology: "virtual:2".into(),
             transport: "ring".into(),
+            build: String::new(),
             slices: vec![slice(0), slice(1)],
             nodes: vec![node(0), node(1)],
             devices: vec!["file".into()],

@@ -33,6 +33,9 @@ pub struct Stat {
     /// How the kernel sends requests: `device` or `ring`. Empty for a volume without a mount.
     #[serde(default)]
     pub transport: String,
+    /// Build of the daemon: the build id of its program. Empty if it has none.
+    #[serde(default)]
+    pub build: String,
     /// All slices.
     pub slices: Vec<SliceStat>,
     /// All nodes, with the sums over their slices.
@@ -174,6 +177,18 @@ fn count_lent(nodes: &mut BTreeMap<u16, NodeStat>, lent: Vec<(u16, u64)>) {
     }
 }
 
+impl Stat {
+    /// Returns the size of the cache, without the memory that slices have taken since the mount and may give back.
+    pub fn cache_bytes(&self) -> u64 {
+        let slices = self.slices.iter();
+        let own = slices.map(|slice| {
+            let taken: u64 = slice.spilled.iter().map(|spilled| spilled.frames).sum();
+            slice.frames.saturating_sub(taken)
+        });
+        own.sum::<u64>().saturating_mul(PAGE_BYTES)
+    }
+}
+
 impl Mounted {
     /// Returns the counters for `jericho stat`.
     pub fn stat(&self) -> Stat {
@@ -232,6 +247,7 @@ impl Mounted {
             read_only: self.read_only(),
             topology: self.topology().source.clone(),
             transport: String::new(),
+            build: jericho_sys::build_id::build_id().unwrap_or_default(),
             slices,
             nodes: nodes.into_values().collect(),
             devices: self

@@ -74,13 +74,23 @@ pub(crate) fn gigabytes(bytes_per_s: &u64) -> String {
     format!("{:.1}", *bytes_per_s as f64 / 1e9)
 }
 
-/// Names the CPUs that stream during the loaded latency.
-pub(crate) fn load_text(report: &Report) -> &'static str {
-    let is_of_others = |by: &str| by == "others";
-    let nodes = &report.topology.nodes;
-    match nodes.iter().any(|node| is_of_others(&node.loaded_by)) {
-        true => "all other CPUs",
-        false => "the other CPUs of the node",
+/// Names the CPUs that stream during the loaded latency. A row is of the CPUs of one node, and a node with one CPU leaves the streams to the CPUs of other
+/// nodes. So the text names these rows if other rows have streams of their own node.
+pub(crate) fn load_text(report: &Report) -> String {
+    let nodes_with = |loaded_by: &str| -> Vec<String> {
+        let nodes = report.topology.nodes.iter();
+        let nodes = nodes.filter(|node| node.loaded_by == loaded_by);
+        nodes.map(|node| node.id.to_string()).collect()
+    };
+    let (own, others) = (nodes_with("node"), nodes_with("others"));
+    match (own.is_empty(), others.is_empty()) {
+        (_, true) => "the other CPUs of the node".to_owned(),
+        (true, false) => "all other CPUs".to_owned(),
+        (false, false) => {
+            let noun = if others.len() == 1 { "node" } else { "nodes" };
+            let others = others.join(", ");
+            format!("the other CPUs of the node ({noun} {others}: all other CPUs)")
+        }
     }
 }
 
@@ -200,6 +210,26 @@ mod tests {
     use crate::example::report;
     use crate::report::{DeviceRates, Skipped};
     use jericho_topology::Topology;
+
+    #[test]
+    fn the_title_of_the_loaded_latency_is_true_for_each_row() {
+        let mut report = report(&Topology::from_spec("virtual:2").unwrap());
+        report.topology.nodes.push(report.topology.nodes[1].clone());
+        report.topology.nodes[2].id = 2;
+        let mut by = |kinds: [&str; 3]| {
+            for (node, kind) in report.topology.nodes.iter_mut().zip(kinds) {
+                node.loaded_by = kind.to_owned();
+            }
+            load_text(&report)
+        };
+        assert_eq!(by(["node", "node", "none"]), "the other CPUs of the node");
+        assert_eq!(by(["others", "others", "none"]), "all other CPUs");
+        // A node with one CPU does not change what the rows of the other nodes are.
+        let mixed = "the other CPUs of the node (node 1: all other CPUs)";
+        assert_eq!(by(["node", "others", "none"]), mixed);
+        let mixed = "the other CPUs of the node (nodes 1, 2: all other CPUs)";
+        assert_eq!(by(["node", "others", "others"]), mixed);
+    }
 
     #[test]
     fn the_tables_have_all_figures_and_what_is_missing() {

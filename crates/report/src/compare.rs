@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::groups::{Conditions, median_of, migration, order, values};
-use crate::line::{Evidence, Run};
+use crate::line::{Disk, Evidence, Run, TargetOn};
 use crate::results::Results;
 use crate::statistics::{Ratio, ratio, runs_needed};
 use crate::text;
@@ -50,8 +50,22 @@ impl Key {
     }
 }
 
+/// The disks of a run, and what its targets are on.
+type Below<'a> = (&'a Option<Vec<TargetOn>>, &'a Option<Vec<Disk>>);
+
+/// What later lines tell about a machine.
+type Later<'a> = ([&'a Option<String>; 3], Option<bool>, Option<u64>);
+
 /// What may differ between the sides, and must not differ on one side: the targets, the way to them, the machine and the version of Jericho.
-fn setting(run: &Run) -> ([&[String]; 2], [&str; 5], u32, u32) {
+type Setting<'a> = (
+    [&'a [String]; 2],
+    Below<'a>,
+    [&'a str; 5],
+    (u32, u32),
+    Later<'a>,
+);
+
+fn setting(run: &Run) -> Setting<'_> {
     let machine = &run.machine;
     let names = [
         &run.path,
@@ -60,11 +74,17 @@ fn setting(run: &Run) -> ([&[String]; 2], [&str; 5], u32, u32) {
         &machine.kernel,
         &machine.jericho,
     ];
+    let later = [
+        &machine.build,
+        &machine.hypervisor,
+        &machine.topology_digest,
+    ];
     (
         [&run.targets, &run.engine],
+        (&run.targets_on, &run.disks),
         names.map(String::as_str),
-        machine.cpus,
-        machine.nodes,
+        (machine.cpus, machine.nodes),
+        (later, machine.fake_nodes, machine.memory_gib()),
     )
 }
 
@@ -148,7 +168,7 @@ pub fn compare(a: &Results, b: &Results) -> Comparison {
                         let (on, machine) = (Conditions::of(run).name(), &run.machine);
                         format!(
                             "{}: the runs on {on} with {}, kernel {} and Jericho {} are only in the {file} file",
-                            name(key), machine.cpu_model, machine.kernel, machine.jericho
+                            name(key), machine.cpu_model, machine.kernel, machine.jericho_build()
                         )
                     }));
                 }
@@ -302,17 +322,25 @@ fn verdict(ratio: Option<Ratio>) -> Verdict {
 fn differences(a: &[&Run], b: &[&Run]) -> Vec<String> {
     let (first, second) = (a[0], b[0]);
     let mut differences = Vec::new();
+    let name = |run: &Run| Conditions::of(run).name();
     if (&first.targets, &first.path, &first.engine)
         != (&second.targets, &second.path, &second.engine)
+        || name(first) != name(second)
     {
-        let name = |run: &Run| Conditions::of(run).name();
         differences.push(format!("targets: {} and {}", name(first), name(second)));
     }
-    if first.machine.jericho != second.machine.jericho {
+    let jericho = |run: &Run| run.machine.jericho_build();
+    if jericho(first) != jericho(second) {
         differences.push(format!(
             "Jericho {} and {}",
-            first.machine.jericho, second.machine.jericho
+            jericho(first),
+            jericho(second)
         ));
+    }
+    let daemons = [first.daemon_builds(), second.daemon_builds()];
+    if daemons[0] != daemons[1] && daemons.iter().all(|builds| !builds.is_empty()) {
+        let [first, second] = daemons.map(|builds| text::list(&builds));
+        differences.push(format!("builds of the daemons: {first} and {second}"));
     }
     let seconds = |runs: &[&Run]| median_of(runs, |run| Some(run.seconds)).unwrap_or(0.0);
     let (one, other) = (seconds(a), seconds(b));
@@ -449,6 +477,38 @@ mod tests {
             comparison.pairs.is_empty() && comparison.left_out[0].contains("several targets"),
             "{comparison:?}"
         );
+    }
+
+    #[test]
+    fn transports_and_builds_are_named_and_never_mixed() {
+        let on = |transport: &str| {
+            Some(vec![TargetOn {
+                filesystem: Some("fuse.jericho".into()),
+                transport: Some(transport.into()),
+                cache_bytes: Some(64 << 20),
+                build: Some(transport.into()),
+            }])
+        };
+        let (mut a, mut b) = (results(&[1.0]), results(&[2.0, 2.0]));
+        for (results, transport) in [(&mut a, "device"), (&mut b, "ring")] {
+            for run in &mut results.runs {
+                run.path = "mount".into();
+                run.targets_on = on(transport);
+                run.machine.build = Some(format!("build-of-{transport}"));
+            }
+        }
+        let differences = only(&a, &b).differences.join("; ");
+        for part in [
+            "transport device",
+            "transport ring",
+            "build build-of-dev and 0.1.0, build build-of-rin",
+            "builds of the daemons: device and ring",
+        ] {
+            assert!(differences.contains(part), "{part}: {differences}");
+        }
+        // Now the second file has runs over both, and the first one over one of them.
+        b.runs[0] = a.runs[0].clone();
+        assert_eq!(only(&a, &b).b.runs, 1);
     }
 
     #[test]

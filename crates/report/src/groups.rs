@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::line::{Cycles, Machine, Run};
+use crate::line::{Cycles, Disk, Machine, Run, TargetOn};
 use crate::statistics::median;
+use crate::text;
 
 /// The placements in the order in which they are shown: from the best one to the worst one.
 const ORDER: [&str; 15] = [
@@ -33,6 +34,10 @@ pub struct Conditions<'a> {
     pub workload: &'a str,
     /// Directories or devices.
     pub targets: &'a [String],
+    /// What each target is on: filesystem, transport and cache. `None`: unknown.
+    pub targets_on: Option<&'a [TargetOn]>,
+    /// The disks below the targets. `None`: unknown.
+    pub disks: Option<&'a [Disk]>,
     /// The way to the data. Empty: unknown.
     pub path: &'a str,
     /// For `fast`, whether a page was accessed inline. `None`: unknown, or another way.
@@ -81,6 +86,8 @@ impl<'a> Conditions<'a> {
         Conditions {
             workload: &run.workload,
             targets: &run.targets,
+            targets_on: run.targets_on.as_deref(),
+            disks: run.disks.as_deref(),
             path: &run.path,
             is_inline: run
                 .inline_pages
@@ -104,7 +111,40 @@ impl<'a> Conditions<'a> {
         }
     }
 
-    /// Names the targets, the way to them, and another generator than Jericho's own.
+    /// Names what the targets are on, each of it once.
+    fn on(&self) -> Vec<String> {
+        let mut all: Vec<String> = Vec::new();
+        for on in self.targets_on.unwrap_or_default() {
+            // The way to a Jericho volume has its name already.
+            let filesystem = on.filesystem.clone();
+            let filesystem = filesystem.filter(|_| self.is_jericho() != Some(true));
+            let transport = on.transport.as_ref();
+            let transport = transport.map(|transport| format!("transport {transport}"));
+            let cache = on
+                .cache_bytes
+                .map(|size| format!("cache {}", text::bytes(size)));
+            for part in [filesystem, transport, cache].into_iter().flatten() {
+                if !all.contains(&part) {
+                    all.push(part);
+                }
+            }
+        }
+        let disks = self.disks.unwrap_or_default().iter();
+        let disks: Vec<&str> = disks.map(|disk| disk.name.as_str()).collect();
+        let shown = disks.len().min(TARGETS_MAX);
+        all.truncate(TARGETS_MAX);
+        match disks.len() {
+            0 => {}
+            1 => all.push(format!("disk {}", disks[0])),
+            count => {
+                let more = if count > shown { " and others" } else { "" };
+                all.push(format!("{count} disks {}{more}", disks[..shown].join(" ")));
+            }
+        }
+        all
+    }
+
+    /// Names the targets, what they are on, the way to them, and another generator than Jericho's own.
     pub fn name(&self) -> String {
         let shown = self.targets.len().min(TARGETS_MAX);
         let more = match self.targets.len() - shown {
@@ -112,14 +152,22 @@ impl<'a> Conditions<'a> {
             more => format!(" and {more} others"),
         };
         let path = match self.path {
-            "mount" => " (Jericho mount)",
+            "mount" => "Jericho mount",
             "fast" => match self.is_inline {
-                Some(true) => " (Jericho, hits inline)",
-                Some(false) => " (Jericho, fast path without a hit inline)",
-                None => " (Jericho, fast path, hits unknown)",
+                Some(true) => "Jericho, hits inline",
+                Some(false) => "Jericho, fast path without a hit inline",
+                None => "Jericho, fast path, hits unknown",
             },
-            "process" => " (Jericho volume in the process)",
+            "process" => "Jericho volume in the process",
             _ => "",
+        };
+        let mut on = self.on();
+        if !path.is_empty() {
+            on.insert(0, path.to_owned());
+        }
+        let on = match on.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", on.join(", ")),
         };
         let generator = match self.generator {
             "" | "jericho" => String::new(),
@@ -130,7 +178,7 @@ impl<'a> Conditions<'a> {
         let migration = self.migration.map_or(String::new(), |policy| {
             format!(", threads migrate: {policy}")
         });
-        self.targets[..shown].join(", ") + &more + path + &engine + &migration + &generator
+        self.targets[..shown].join(", ") + &more + &on + &engine + &migration + &generator
     }
 }
 
@@ -152,7 +200,14 @@ pub fn by_machine<'a>(runs: &'a [Run]) -> Vec<OfMachine<'a>> {
             &machine.kernel,
             &machine.jericho,
         );
-        (names, machine.cpus, machine.nodes)
+        let later = (
+            &machine.build,
+            &machine.hypervisor,
+            &machine.topology_digest,
+            machine.fake_nodes,
+            machine.memory_gib(),
+        );
+        (names, machine.cpus, machine.nodes, later)
     };
     in_order(&runs, key)
         .into_iter()
@@ -338,6 +393,93 @@ mod tests {
         );
         let name = machines[0].blocks[5].conditions.name();
         assert!(name.ends_with("threads migrate: adaptive"), "{name}");
+    }
+
+    #[test]
+    fn transports_caches_filesystems_and_disks_are_never_in_one_curve() {
+        let on = |filesystem: &str, transport: Option<&str>, cache_bytes| {
+            Some(vec![TargetOn {
+                filesystem: Some(filesystem.into()),
+                transport: transport.map(str::to_owned),
+                cache_bytes,
+                build: None,
+            }])
+        };
+        let disk = |name: &str| {
+            let name = name.to_owned();
+            Some(vec![Disk {
+                name,
+                ..Disk::default()
+            }])
+        };
+        let settings = [
+            (
+                "mount",
+                on("fuse.jericho", Some("ring"), Some(64 << 20)),
+                disk("vda"),
+            ),
+            (
+                "mount",
+                on("fuse.jericho", Some("device"), Some(64 << 20)),
+                disk("vda"),
+            ),
+            (
+                "mount",
+                on("fuse.jericho", Some("ring"), Some(32 << 20)),
+                disk("vda"),
+            ),
+            (
+                "mount",
+                on("fuse.jericho", Some("ring"), Some(64 << 20)),
+                disk("vdb"),
+            ),
+            ("mount", None, None),
+            ("directory", on("ext4", None, None), disk("vda")),
+            ("directory", on("xfs", None, None), disk("vda")),
+        ];
+        let runs = settings.map(|(path, targets_on, disks)| Run {
+            path: path.into(),
+            targets_on,
+            disks,
+            ..run(("scan", "read"), "best", 1, 1e9)
+        });
+        let machines = by_machine(&runs);
+        let blocks = &machines[0].blocks;
+        let names: Vec<String> = blocks.iter().map(|block| block.conditions.name()).collect();
+        assert_eq!(
+            names,
+            [
+                "/mnt/data (Jericho mount, transport ring, cache 64.0 MiB, disk vda)",
+                "/mnt/data (Jericho mount, transport device, cache 64.0 MiB, disk vda)",
+                "/mnt/data (Jericho mount, transport ring, cache 32.0 MiB, disk vda)",
+                "/mnt/data (Jericho mount, transport ring, cache 64.0 MiB, disk vdb)",
+                "/mnt/data (Jericho mount)",
+                "/mnt/data (ext4, disk vda)",
+                "/mnt/data (xfs, disk vda)",
+            ]
+        );
+    }
+
+    #[test]
+    fn builds_and_hypervisors_are_machines_of_their_own() {
+        let first = run(("scan", "read"), "best", 1, 1e9);
+        let changes: [fn(&mut Machine); 5] = [
+            |machine| machine.build = Some("ab".into()),
+            |machine| machine.hypervisor = Some("KVMKVMKVM".into()),
+            |machine| machine.fake_nodes = Some(true),
+            |machine| machine.topology_digest = Some("0".into()),
+            |machine| machine.memory_bytes = Some(64 << 30),
+        ];
+        for change in changes {
+            let mut other = first.clone();
+            change(&mut other.machine);
+            assert_eq!(by_machine(&[first.clone(), other]).len(), 2);
+        }
+        // The kernel's own memory differs from start to start.
+        let mut runs = [first.clone(), first];
+        runs[0].machine.memory_bytes = Some(64 << 30);
+        runs[1].machine.memory_bytes = Some((64 << 30) - (3 << 20));
+        assert_eq!(by_machine(&runs).len(), 1);
     }
 
     #[test]

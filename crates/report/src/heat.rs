@@ -8,6 +8,10 @@ const NODES_MAX: usize = 64;
 /// What a probe has measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Probe {
+    /// A sentence that says which report this is.
+    pub name: String,
+    /// Digest of its nodes.
+    pub digest: String,
     /// Model of the CPU.
     pub cpu_model: String,
     /// Number of nodes.

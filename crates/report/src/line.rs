@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+use crate::text;
+
 /// Version of the lines that this build reads.
 pub const FORMAT: u64 = 1;
 /// Longest line. A run of 4096 threads, each with its seat, takes a quarter of it.
@@ -34,15 +36,24 @@ pub struct Run {
     /// For direct workloads, what made the transfers. Empty: unknown.
     #[serde(default)]
     pub engine: Vec<String>,
-    /// Whether the kernel confirmed after the run that threads and pages were where the placement says. `None`: unknown.
+    /// Whether the kernel confirmed after the run that all of `confirmed_for` was where the placement says. `None`: unknown.
     #[serde(default)]
     pub confirmed: Option<bool>,
+    /// What the kernel was asked about. Empty: unknown.
+    #[serde(default)]
+    pub confirmed_for: Vec<String>,
     /// Name of the workload.
     pub workload: String,
     /// Its form.
     pub variant: String,
     /// Directories or devices.
     pub targets: Vec<String>,
+    /// What each target is on. `None`: unknown.
+    #[serde(default)]
+    pub targets_on: Option<Vec<TargetOn>>,
+    /// The disks below the targets. `None`: unknown.
+    #[serde(default)]
+    pub disks: Option<Vec<Disk>>,
     /// Name of the placement.
     pub placement: String,
     /// Number of threads.
@@ -71,7 +82,10 @@ pub struct Run {
     pub latency_ns: BTreeMap<String, u64>,
     /// Share of local accesses. `None`: unknown.
     pub local_share: Option<f64>,
-    /// Cycles of the whole machine for each sector that the devices moved.
+    /// Sectors of 512 bytes that the devices moved. `None`: unknown.
+    #[serde(default)]
+    pub device_sectors: Option<u64>,
+    /// Cycles of the whole machine for each sector that the devices moved. `None`: unknown, or the data was cached.
     pub cpio: Option<Cycles>,
     /// Cycles of the whole machine for each 512 bytes that the programs moved.
     pub cycles_per_moved_sector: Option<Cycles>,
@@ -89,6 +103,53 @@ pub struct Run {
     /// What a reader must know.
     #[serde(default)]
     pub notes: Vec<String>,
+}
+
+/// What a target is on. Older lines do not tell it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(default)]
+pub struct TargetOn {
+    /// Type of the filesystem. `None`: a device, or unknown.
+    pub filesystem: Option<String>,
+    /// How the kernel sends requests to the daemon of a Jericho mount. `None`: no mount, or unknown.
+    pub transport: Option<String>,
+    /// Size of the cache of a Jericho volume. `None`: no volume, or unknown.
+    pub cache_bytes: Option<u64>,
+    /// Build of the daemon of a Jericho volume. `None`: no volume, or unknown.
+    pub build: Option<String>,
+}
+
+/// A disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(default)]
+pub struct Disk {
+    /// The kernel's name.
+    pub name: String,
+    /// Its model. `None`: unknown.
+    pub model: Option<String>,
+    /// Its size. `None`: unknown.
+    pub size_bytes: Option<u64>,
+    /// Whether it is a rotating one. `None`: unknown.
+    pub rotational: Option<bool>,
+}
+
+impl Run {
+    /// Returns the builds of the daemons, each once, short enough for people.
+    pub fn daemon_builds(&self) -> Vec<String> {
+        let mut builds: Vec<String> = Vec::new();
+        for on in self.targets_on.iter().flatten() {
+            let build = on.build.as_deref().map(text::short);
+            builds.extend(build.filter(|build| !builds.contains(build)));
+        }
+        builds
+    }
+
+    /// Returns whether the devices moved less than half of the bytes that the programs moved.
+    fn was_cached(&self) -> bool {
+        let moved_bytes = self.throughput_bytes_per_s * self.seconds;
+        let of_devices = self.device_sectors.map(|sectors| sectors as f64 * 512.0);
+        of_devices.is_some_and(|bytes| bytes < moved_bytes / 2.0)
+    }
 }
 
 /// Pages that threads accessed inline, by the place of the page.
@@ -152,7 +213,26 @@ pub struct Machine {
     pub tsc_hz: Option<f64>,
     /// Version of Jericho.
     pub jericho: String,
+    /// Build of the program that measured. `None`: unknown.
+    #[serde(default)]
+    pub build: Option<String>,
+    /// Memory of the machine. `None`: unknown.
+    #[serde(default)]
+    pub memory_bytes: Option<u64>,
+    /// Vendor of the hypervisor, or `none`. `None`: unknown.
+    #[serde(default)]
+    pub hypervisor: Option<String>,
+    /// Whether the kernel makes several nodes of one (`numa=fake`). `None`: unknown.
+    #[serde(default)]
+    pub fake_nodes: Option<bool>,
+    /// Digest of the nodes, as in the report of a probe. `None`: unknown.
+    #[serde(default)]
+    pub topology_digest: Option<String>,
 }
+
+/// The vendor that QEMU's emulation of CPUs shows, and the one of KVM, under which CPUs are real.
+const TCG: &str = "TCGTCGTCGTCG";
+const KVM: &str = "KVMKVMKVM";
 
 /// What the speeds of a machine can tell about placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,8 +241,10 @@ pub enum Evidence {
     Real,
     /// It has one node.
     OneNode,
-    /// Its nodes are parts of one.
+    /// Its nodes are parts of one, for Jericho.
     Virtual,
+    /// Its nodes are parts of one, for the kernel.
+    Fake,
     /// It is emulated.
     Emulated,
 }
@@ -170,11 +252,25 @@ pub enum Evidence {
 impl Machine {
     /// Names the properties in which two machines differ. The version of Jericho is none of them.
     pub fn differences(&self, other: &Machine) -> Vec<&'static str> {
+        /// A property that one machine does not tell is no difference.
+        fn differ<T: PartialEq>(one: Option<T>, other: Option<T>) -> bool {
+            one.zip(other).is_some_and(|(one, other)| one != other)
+        }
+        let digest = |machine: &Machine| machine.topology_digest.clone();
         [
             ("model of the CPU", self.cpu_model != other.cpu_model),
             ("number of CPUs", self.cpus != other.cpus),
             ("number of nodes", self.nodes != other.nodes),
-            ("topology", self.topology != other.topology),
+            (
+                "topology",
+                self.topology != other.topology || differ(digest(self), digest(other)),
+            ),
+            ("memory", differ(self.memory_gib(), other.memory_gib())),
+            (
+                "hypervisor",
+                differ(self.hypervisor.as_ref(), other.hypervisor.as_ref()),
+            ),
+            ("fake nodes", differ(self.fake_nodes, other.fake_nodes)),
             ("kernel", self.kernel != other.kernel),
         ]
         .into_iter()
@@ -182,15 +278,36 @@ impl Machine {
         .collect()
     }
 
+    /// Returns the size of the memory in whole GiB. The kernel's own part of the memory, which it does not count, differs a little from start to start.
+    pub fn memory_gib(&self) -> Option<u64> {
+        let bytes = self.memory_bytes?;
+        Some(bytes.saturating_add(1 << 29) >> 30)
+    }
+
+    /// Returns the version of Jericho with the build, if it is known.
+    pub fn jericho_build(&self) -> String {
+        match &self.build {
+            Some(build) => format!("{}, build {}", self.jericho, text::short(build)),
+            None => self.jericho.clone(),
+        }
+    }
+
     /// Returns what its speeds can tell about placement.
     pub fn evidence(&self) -> Evidence {
-        // QEMU names its own CPU models so. A guest under KVM usually has the name of the host's CPU.
-        if self.cpu_model.contains("QEMU") {
+        let is_emulated = match self.hypervisor.as_deref() {
+            Some(TCG) => true,
+            Some(KVM) => false,
+            // QEMU names its own CPU models so. A guest under KVM usually has the name of the host's CPU.
+            _ => self.cpu_model.contains("QEMU"),
+        };
+        if is_emulated {
             Evidence::Emulated
         } else if self.nodes <= 1 {
             Evidence::OneNode
         } else if self.topology.starts_with("virtual") {
             Evidence::Virtual
+        } else if self.fake_nodes == Some(true) {
+            Evidence::Fake
         } else {
             Evidence::Real
         }
@@ -208,8 +325,11 @@ impl Evidence {
             Evidence::Virtual => Some(
                 "The nodes of this machine are virtual, parts of one memory. Shares of local accesses show where things are; an effect of placement on speed cannot appear.",
             ),
+            Evidence::Fake => Some(
+                "The nodes of this machine are fake (numa=fake), parts of one memory: its times say nothing about locality. Shares of local accesses show where things are.",
+            ),
             Evidence::Emulated => Some(
-                "This machine is emulated, so its times mean nothing. Throughput is shown only in relation to that of other runs on it; latencies and cycles are left out.",
+                "This machine is emulated, so its times mean nothing: they say nothing about real machines. Throughput is shown only in relation to that of other runs on it; latencies and cycles are left out.",
             ),
         }
     }
@@ -224,9 +344,13 @@ pub fn parse(line: &[u8]) -> Result<Run, LineError> {
     }
     let line = line.trim_ascii_end();
     let error = match serde_json::from_slice::<Run>(line) {
-        Ok(run) => {
+        Ok(mut run) => {
             check_format(Some(run.format))?;
             check(&run).map_err(LineError::Other)?;
+            // Older lines have this value also for the few sectors of a journal beside a cached run.
+            if run.was_cached() {
+                run.cpio = None;
+            }
             return Ok(run);
         }
         Err(error) => LineError::of(error, line),
@@ -338,12 +462,35 @@ fn check_texts(run: &Run) -> Result<(), String> {
         &machine.kernel,
         &machine.jericho,
     ];
-    let lists = [&run.targets, &run.engine, &run.sampled, &run.notes];
-    if lists.iter().any(|list| list.len() > TEXTS_MAX) {
+    let lists = [
+        &run.targets,
+        &run.engine,
+        &run.sampled,
+        &run.notes,
+        &run.confirmed_for,
+    ];
+    let (on, disks) = (run.targets_on.as_deref(), run.disks.as_deref());
+    let (on, disks) = (on.unwrap_or_default(), disks.unwrap_or_default());
+    let mut lengths = lists.iter().map(|list| list.len());
+    if lengths.any(|length| length > TEXTS_MAX) || on.len().max(disks.len()) > TEXTS_MAX {
         return Err(format!("a list has more than {TEXTS_MAX} texts"));
     }
-    let single = single.into_iter().chain(&run.migration);
-    let mut all = single.chain(lists.into_iter().flatten());
+    let on = on.iter();
+    let on = on.flat_map(|on| [&on.filesystem, &on.transport, &on.build]);
+    let of_disks = disks
+        .iter()
+        .flat_map(|disk| [Some(&disk.name), disk.model.as_ref()]);
+    let of_machine = [
+        &machine.build,
+        &machine.hypervisor,
+        &machine.topology_digest,
+    ];
+    let optional = on.chain(of_machine).map(Option::as_ref).chain(of_disks);
+    let mut all = single
+        .into_iter()
+        .chain(&run.migration)
+        .chain(lists.into_iter().flatten())
+        .chain(optional.flatten());
     match all.any(|text| text.len() > TEXT_BYTES_MAX) {
         true => Err(format!("a text has more than {TEXT_BYTES_MAX} bytes")),
         false => Ok(()),
@@ -369,6 +516,36 @@ mod tests {
         assert_eq!((run.workload.as_str(), run.threads), ("scan", 4));
         assert_eq!(run.latency_ns["p99.9"], 30_000);
         assert_eq!(run.throughput_bytes_per_s_by_node[&1], 5e8);
+    }
+
+    #[test]
+    fn an_older_line_is_read_and_its_later_fields_are_unknown() {
+        let run = parse(example::line().as_bytes()).unwrap();
+        assert_eq!((run.targets_on, run.disks), (None, None));
+        assert!(run.confirmed_for.is_empty() && run.machine.hypervisor.is_none());
+        let newer = example::line().replacen(
+            '{',
+            r#"{"targets_on":[{"filesystem":"fuse.jericho","transport":"ring","cache_bytes":1048576,"build":null}],"disks":[{"name":"vda","model":null,"size_bytes":1,"rotational":true}],"#,
+            1,
+        );
+        let run = parse(newer.as_bytes()).unwrap();
+        assert_eq!(
+            run.targets_on.unwrap()[0].transport.as_deref(),
+            Some("ring")
+        );
+        assert_eq!(run.disks.unwrap()[0].rotational, Some(true));
+        let long = newer.replace("ring", &"r".repeat(5000));
+        assert!(reason(&long).contains("4096 bytes"));
+    }
+
+    #[test]
+    fn a_cached_run_has_no_cycles_for_each_sector_of_a_journal() {
+        let run = parse(example::line().as_bytes()).unwrap();
+        assert!(run.cpio.is_some());
+        // 1000 sectors beside 10^9 bytes that the program moved.
+        let line = example::line().replace("\"device_sectors\":2000000", "\"device_sectors\":1000");
+        let run = parse(line.as_bytes()).unwrap();
+        assert!(run.cpio.is_none() && run.cycles_per_moved_sector.is_some());
     }
 
     #[test]
@@ -435,6 +612,33 @@ mod tests {
         assert_eq!(machine.evidence(), Evidence::OneNode);
         machine.cpu_model = "QEMU TCG CPU version 2.5+".into();
         assert_eq!(machine.evidence(), Evidence::Emulated);
+        // Under KVM, QEMU's names of CPUs are of real ones.
+        machine.hypervisor = Some("KVMKVMKVM".into());
+        assert_eq!(machine.evidence(), Evidence::OneNode);
+        // Under emulation, a CPU may have any name.
+        let emulated = Machine {
+            hypervisor: Some("TCGTCGTCGTCG".into()),
+            ..real.clone()
+        };
+        assert_eq!(emulated.evidence(), Evidence::Emulated);
+        // An older line does not tell the hypervisor, which is no difference.
+        assert!(emulated.differences(&real).is_empty());
+        let guest = Machine {
+            hypervisor: Some("KVMKVMKVM".into()),
+            ..real.clone()
+        };
+        assert_eq!(guest.differences(&emulated), ["hypervisor"]);
+        let fake = Machine {
+            fake_nodes: Some(true),
+            ..real.clone()
+        };
+        assert_eq!(fake.evidence(), Evidence::Fake);
+        assert!(
+            fake.evidence()
+                .warning()
+                .unwrap()
+                .contains("nothing about locality")
+        );
         let other = Machine {
             tsc_hz: Some(2.5e9),
             ..real.clone()

@@ -64,7 +64,8 @@ pub fn report(
         @for part in &of_machines { (part) }
         @if let Some(probe) = other {
             h2 id="nodes" { "Bandwidth and latency between nodes" }
-            p.warn { "The probe is of another machine than the results (other CPU, or another number of nodes)." }
+            p.warn { "The probe is of another machine than the results (another CPU, or other nodes)." }
+            p.soft { (probe.name) }
             (heat::section(probe))
         }
         h2 id="papers" { "The papers' ratios" }
@@ -93,9 +94,24 @@ pub fn report(
     Ok(document(title, &summary, &links, &body))
 }
 
-/// Returns whether the probe can be of this machine.
+/// Returns whether the probe can be of this machine: the same model of the CPU, and the same nodes, as far as the results name them.
 fn is_of(probe: &Probe, of: &OfMachine) -> bool {
-    probe.cpu_model == of.machine.cpu_model && probe.nodes == of.machine.nodes as usize
+    let digest = of.machine.topology_digest.as_ref();
+    probe.cpu_model == of.machine.cpu_model
+        && probe.nodes == of.machine.nodes as usize
+        && digest.is_none_or(|digest| *digest == probe.digest)
+}
+
+/// Says whose the probe is, as far as that is known.
+fn whose(probe: &Probe, of: &OfMachine) -> Markup {
+    html! {
+        p.soft { (probe.name) }
+        @if of.machine.topology_digest.is_none() {
+            p.warn { "The results do not name the CPUs and distances of their nodes, so the probe may be of another machine with the same model of the CPU and the same number of nodes." }
+        } @else {
+            p.soft { "The probe and the results are of the same model of the CPU, with the same CPUs and distances of nodes. Two equal machines cannot be told apart." }
+        }
+    }
 }
 
 fn of_machine(of: &OfMachine, looks: &Looks, probe: Option<&Probe>) -> Result<Markup, ChartError> {
@@ -107,6 +123,7 @@ fn of_machine(of: &OfMachine, looks: &Looks, probe: Option<&Probe>) -> Result<Ma
         (peaks(of, looks))
         @if let Some(probe) = probe {
             h3 { "Bandwidth and latency between its nodes" }
+            (whose(probe, of))
             (heat::section(probe))
         }
         (workloads(of, looks)?)
@@ -117,8 +134,8 @@ fn method() -> Markup {
     html! {
         p { "A point is the median of all runs under the same conditions; a vertical line goes from the least to the most of them. Runs of other machines, targets, sizes or versions of Jericho are never in the same curve." }
         p { "Local accesses: the share of the accesses whose thread ran on the node of the cached page, or with direct I/O of the buffer; of one operation in 64." }
-        p { "CPIO: the CPU time of the whole machine, by kind, times the rate of the time stamp counter, for each sector of 512 bytes that the devices moved (NUMA Implications, section IV.C). Busy cycles are those of user, system, IRQ and softIRQ." }
-        p { "Placements: TR is the transfer between device and cached page, CP the copy between cached page and program, each local (L) or remote (R). In TLORPRIR, T is the transfer between device and buffer, and P the processor that uses the data. best and proper: all is local. worst: threads are far from the cached pages. bad: buffers are far from the device, too. native: the kernel chooses." }
+        p { "CPIO: the CPU time of the whole machine, by kind, times the rate of the time stamp counter, for each sector of 512 bytes that the devices moved (NUMA Implications, section IV.C). A run has no CPIO if its devices moved less than half of its bytes, because its data was cached; its cycles are those for each 512 bytes that the programs moved. Busy cycles are those of user, system, IRQ and softIRQ." }
+        p { "Placements: TR is the transfer between device and cached page, CP the copy between cached page and program, each local (L) or remote (R). In TLORPRIR, T is the transfer between device and buffer, and P the processor that uses the data. best and proper: each thread is on the node of its cached pages or buffers. worst and bad: each thread is on a node far from these. In these four, the memory is on all nodes in turn, wherever the device is; best and worst are the names of the Jericho paper's figure 10, proper and bad those of its figure 13. native: the kernel chooses." }
         p { (of_ratios()) }
     }
 }

@@ -136,6 +136,7 @@ fn cell(
     let name = (count > 1).then_some(name);
     let tag = match machine.machine.evidence() {
         Evidence::Virtual => Some("virtual nodes: no effect on speed"),
+        Evidence::Fake => Some("fake nodes: times say nothing about locality"),
         Evidence::Emulated => Some("emulated: speeds mean nothing"),
         Evidence::Real | Evidence::OneNode => None,
     };

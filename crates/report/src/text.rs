@@ -108,6 +108,11 @@ pub fn count(count: usize, noun: &str) -> String {
     }
 }
 
+/// Shortens a build id so that people can compare it.
+pub fn short(build: &str) -> String {
+    build.chars().take(12).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

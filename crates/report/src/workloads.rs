@@ -78,16 +78,20 @@ pub fn machine_card(of: &OfMachine) -> Markup {
         .collect();
     notes.sort_unstable();
     notes.dedup();
+    let evidence = machine.evidence();
     // The warning says it.
     let is_said = |note: &&str| {
-        note.contains("effects of locality") || note.starts_with("The nodes are virtual")
+        note.contains("effects of locality")
+            || note.starts_with("The nodes are virtual")
+            || note.starts_with("The CPUs are emulated")
+            || (note.starts_with("The nodes are fake") && evidence == Evidence::Fake)
     };
     notes.retain(|note| !is_said(note));
     html! {
         div.card { dl {
             @for (name, value) in &facts { div { dt { (name) } dd { (value) } } }
         } }
-        @if let Some(warning) = machine.evidence().warning() { p.warn { (warning) } }
+        @if let Some(warning) = evidence.warning() { p.warn { (warning) } }
         @if unconfirmed > 0 {
             p.warn { (text::count(unconfirmed, "run")) ": the kernel did not confirm that threads and pages were where the placement says." }
         }
@@ -109,16 +113,30 @@ pub fn machine_facts(machine: &Machine) -> Vec<(&'static str, String)> {
         Some(hz) => format!("{} GHz", text::number(hz / 1e9)),
         None => "none, so no cycles".to_owned(),
     };
-    vec![
+    let mut facts = vec![
         ("CPU", machine.cpu_model.clone()),
         (
             "CPUs, nodes",
             format!("{}, {} ({})", machine.cpus, machine.nodes, machine.topology),
         ),
         ("Kernel", machine.kernel.clone()),
-        ("Jericho", machine.jericho.clone()),
+        ("Jericho", machine.jericho_build()),
         ("Time stamp counter", counter),
-    ]
+    ];
+    if let Some(bytes) = machine.memory_bytes {
+        facts.push(("Memory", text::bytes(bytes)));
+    }
+    if let Some(vendor) = &machine.hypervisor {
+        let told = match vendor.as_str() {
+            "none" => "none that the CPU tells of".to_owned(),
+            vendor => format!("{vendor}: the machine is a guest"),
+        };
+        facts.push(("Hypervisor", told));
+    }
+    if machine.fake_nodes == Some(true) {
+        facts.push(("Nodes", "fake (numa=fake)".to_owned()));
+    }
+    facts
 }
 
 /// Shows the largest median throughput of each placement, and its share of local accesses there.
@@ -275,11 +293,58 @@ pub fn conditions(block: &Block) -> String {
         0 => String::new(),
         bytes => format!(" Data: {sizes}{}.", text::bytes(bytes)),
     };
+    let (disks, daemons, confirmed) = (disks(block), daemons(block), confirmed(block));
     format!(
-        "On {}.{data} {}, {seconds}; seed {seeds}.{beside}",
+        "On {}.{disks}{daemons}{data} {}, {seconds}; seed {seeds}.{beside}{confirmed}",
         block.conditions.name(),
         text::count(count, "run"),
     )
+}
+
+/// Describes the disks of a block in a sentence. The kernel's name alone is in the name of the conditions.
+fn disks(block: &Block) -> String {
+    let disks = block.conditions.disks.unwrap_or_default();
+    let described = disks.iter().take(TEXTS_MAX).filter_map(|disk| {
+        let size = disk.size_bytes.map(text::bytes);
+        let kind = disk.rotational.map(|rotational| match rotational {
+            true => "rotating".to_owned(),
+            false => "not rotating".to_owned(),
+        });
+        let parts = [disk.model.clone(), size, kind];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        (!parts.is_empty()).then(|| format!("{}: {}", disk.name, parts.join(", ")))
+    });
+    let described: Vec<String> = described.collect();
+    match described.is_empty() {
+        true => String::new(),
+        false => format!(" Disks: {}.", described.join("; ")),
+    }
+}
+
+/// Names the builds of the daemons of a block in a sentence.
+fn daemons(block: &Block) -> String {
+    let builds = block
+        .runs()
+        .next()
+        .map(Run::daemon_builds)
+        .unwrap_or_default();
+    match builds.is_empty() {
+        true => String::new(),
+        false => format!(" Build of the daemon: {}.", text::list(&builds)),
+    }
+}
+
+/// Says in a sentence what the kernel has confirmed of all runs of a block.
+fn confirmed(block: &Block) -> String {
+    let mut asked = block.runs().map(|run| match run.confirmed {
+        Some(true) => run.confirmed_for.as_slice(),
+        _ => &[],
+    });
+    let first = asked.next().unwrap_or_default();
+    match !first.is_empty() && asked.all(|other| other == first) {
+        true => format!(" The kernel confirmed the places of {}.", text::list(first)),
+        false => String::new(),
+    }
 }
 
 /// The mark of a placement in legends.
@@ -300,7 +365,9 @@ fn charts(variant: &Variant, looks: &Looks, evidence: Evidence) -> Result<Markup
     if evidence == Evidence::Emulated {
         return Ok(speed);
     }
-    Ok(html! { (speed) (latencies(variant, looks)?) (cycles(variant)?) })
+    Ok(
+        html! { (speed) (latencies(variant, looks)?) (cycles_of_devices(variant)?) (cycles_of_programs(variant)?) },
+    )
 }
 
 /// Shows throughput over threads, with shares of local accesses below.
@@ -391,27 +458,42 @@ fn latencies(variant: &Variant, looks: &Looks) -> Result<Markup, ChartError> {
     Ok(figure(&label, &caption, &svg))
 }
 
-/// Shows cycles for each sector by kind of CPU time.
-fn cycles(variant: &Variant) -> Result<Markup, ChartError> {
-    let of_devices = |run: &Run| run.cpio;
-    let of_programs = |run: &Run| run.cycles_per_moved_sector;
-    let device_bars = bars(variant, of_devices);
-    let (bars, title, of) = match device_bars.is_empty() {
-        false => (
-            device_bars,
-            "Cycles per I/O (CPIO)",
-            "Cycles of the whole machine for each 512 bytes that the devices moved.",
-        ),
-        true => (
-            bars(variant, of_programs),
-            "Cycles for each 512 bytes moved",
-            "Cycles of the whole machine. The devices moved nothing, so the programs' bytes count.",
-        ),
-    };
+/// Shows cycles for each sector of the devices. Runs whose data was cached have none.
+fn cycles_of_devices(variant: &Variant) -> Result<Markup, ChartError> {
+    cycles(
+        variant,
+        &bars(variant, |run| run.cpio),
+        "Cycles per I/O (CPIO)",
+        "Cycles of the whole machine for each 512 bytes that the devices moved.",
+    )
+}
+
+/// Shows cycles for each 512 bytes that the programs moved, if a run has no cycles for each sector of the devices.
+fn cycles_of_programs(variant: &Variant) -> Result<Markup, ChartError> {
+    let series = variant.series.iter();
+    let mut runs = series.flat_map(|series| series.points.values().flatten());
+    if runs.all(|run| run.cpio.is_some()) {
+        return Ok(html! {});
+    }
+    cycles(
+        variant,
+        &bars(variant, |run| run.cycles_per_moved_sector),
+        "Cycles for each 512 bytes moved",
+        "Cycles of the whole machine for each 512 bytes that the programs moved. The devices moved less than half of the bytes of some runs, because the data was cached, or are unknown.",
+    )
+}
+
+/// Shows cycles by kind of CPU time.
+fn cycles(
+    variant: &Variant,
+    bars: &[(String, [f64; 7])],
+    title: &str,
+    of: &str,
+) -> Result<Markup, ChartError> {
     if bars.is_empty() {
         return Ok(html! {});
     }
-    let svg = stacks(&bars)?;
+    let svg = stacks(bars)?;
     let runs = || {
         variant
             .series

@@ -162,6 +162,14 @@ fn each_result_has_its_conditions_and_figures() {
 }
 
 #[test]
+fn the_page_says_that_worst_and_bad_are_one_placement_under_two_names() {
+    let html = page(&two_placements());
+    let sentence = "worst and bad: each thread is on a node far from these.";
+    assert!(html.contains(sentence), "{html}");
+    assert!(!html.contains("far from the device, too"));
+}
+
+#[test]
 fn the_page_needs_nothing_from_elsewhere() {
     let html = page(&two_placements());
     let without_names = html.replace("http://www.w3.org/2000/svg", "");
@@ -243,6 +251,57 @@ fn a_run_that_the_kernel_did_not_confirm_says_so() {
 }
 
 #[test]
+fn the_page_shows_the_conditions_of_targets_and_of_the_machine() {
+    let with = r#""targets_on":[{"filesystem":"fuse.jericho","transport":"ring","cache_bytes":67108864,"build":"0123456789abcdef"}],"path":"mount","disks":[{"name":"vda","model":"Example <disk>","size_bytes":1073741824,"rotational":false}],"confirmed":true,"confirmed_for":["threads"],"machine":{"memory_bytes":17179869184,"hypervisor":"KVMKVMKVM","build":"fedcba9876543210","#;
+    let page_of = |text: &str| {
+        let mut results = Results::default();
+        results.begin_file("results.jsonl");
+        results.add_line(1, text.as_bytes()).unwrap();
+        report(&results, None, &[]).unwrap()
+    };
+    let text = line().text().replace("\"machine\":{", with);
+    let html = page_of(&text);
+    for part in [
+        "/mnt/data (Jericho mount, transport ring, cache 64.0 MiB, disk vda)",
+        "Disks: vda: Example &lt;disk&gt;, 1.00 GiB, not rotating.",
+        "Build of the daemon: 0123456789ab.",
+        "The kernel confirmed the places of threads.",
+        "KVMKVMKVM: the machine is a guest",
+        "16.0 GiB",
+        "0.1.0, build fedcba987654",
+    ] {
+        assert!(html.contains(part), "{part}\n{html}");
+    }
+    let emulated = page_of(&text.replace("KVMKVMKVM", "TCGTCGTCGTCG"));
+    assert!(emulated.contains("they say nothing about real machines"));
+    let fake = page_of(&text.replace("\"memory_bytes\"", "\"fake_nodes\":true,\"memory_bytes\""));
+    assert!(fake.contains("its times say nothing about locality") && fake.contains("numa=fake"));
+}
+
+#[test]
+fn a_cached_run_beside_runs_on_devices_has_its_cycles_in_a_chart_of_its_own() {
+    let figures = |cpio: [bool; 2]| -> Vec<String> {
+        let lines = [("best", cpio[0]), ("worst", cpio[1])].map(|(placement, cpio)| Line {
+            placement: placement.into(),
+            cpio,
+            ..line()
+        });
+        let html = page(&lines);
+        let parts = outline(&html).into_iter();
+        parts
+            .filter(|part| part.starts_with("figure Cycles"))
+            .collect()
+    };
+    let (devices, programs) = (
+        "figure Cycles per I/O (CPIO) of randread",
+        "figure Cycles for each 512 bytes moved of randread",
+    );
+    assert_eq!(figures([true, true]), [devices]);
+    assert_eq!(figures([true, false]), [devices, programs]);
+    assert_eq!(figures([false, false]), [programs]);
+}
+
+#[test]
 fn a_run_that_moved_nothing_or_lacks_figures_has_a_page() {
     let mut lines = vec![Line {
         rate: 0.0,
@@ -294,6 +353,8 @@ fn the_heat_map_is_with_its_machine_or_says_that_it_is_of_another_one() {
         })
     };
     let mut probe = Probe {
+        name: "The probe is that of probe.json.".into(),
+        digest: "0123456789abcdef".into(),
         cpu_model: "Example CPU".into(),
         nodes: 2,
         head: vec!["A machine & its <nodes>".into()],
@@ -316,6 +377,22 @@ fn the_heat_map_is_with_its_machine_or_says_that_it_is_of_another_one() {
         assert!(html.contains(part), "{part}");
     }
     assert!(!html.contains("The probe is of another machine"));
+    // The lines do not tell the digest of their nodes.
+    assert!(html.contains("The probe is that of probe.json."));
+    assert!(html.contains("the probe may be of another machine"));
+    for (digest, is_own) in [("0123456789abcdef", true), ("fedcba9876543210", false)] {
+        let field = format!("\"machine\":{{\"topology_digest\":\"{digest}\",");
+        let text = line().text().replace("\"machine\":{", &field);
+        let mut results = Results::default();
+        results.begin_file("results.jsonl");
+        results.add_line(1, text.as_bytes()).unwrap();
+        let html = report(&results, Some(&probe), &[]).unwrap();
+        let own = html.contains("Bandwidth and latency between its nodes");
+        let other = html.contains("The probe is of another machine");
+        assert_eq!((own, other), (is_own, !is_own), "{digest}");
+        assert!(html.contains("The probe is that of probe.json."));
+        assert!(!html.contains("the probe may be of another machine"));
+    }
     probe.nodes = 4;
     assert!(
         report(&results, Some(&probe), &[])

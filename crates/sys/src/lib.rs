@@ -6,6 +6,7 @@
 pub mod accounts;
 pub mod affinity;
 pub mod block;
+pub mod build_id;
 pub mod doorbell;
 pub mod files;
 pub mod fuse_device;
@@ -13,6 +14,7 @@ pub mod fuse_ring;
 pub mod futex;
 pub mod handshake;
 pub mod heap;
+pub mod hypervisor;
 pub mod errno {
     //! Error numbers that callers compare with.
     pub use libc::{

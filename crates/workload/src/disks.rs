@@ -5,8 +5,25 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 /// Longest chain of devices on each other.
 const DEPTH_MAX: usize = 8;
+/// Unit of the sizes of disks in sysfs.
+const SECTOR_BYTES: u64 = 512;
+
+/// A disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Disk {
+    /// The kernel's name.
+    pub name: String,
+    /// Its model. `None`: the kernel does not tell.
+    pub model: Option<String>,
+    /// Its size.
+    pub size_bytes: Option<u64>,
+    /// Whether the kernel takes it for one with a rotating disk.
+    pub rotational: Option<bool>,
+}
 
 /// Returns the directories in sysfs of the disks that a device uses, or a file or directory: of a partition its disk, of a device mapper or RAID
 /// device those below, and of a loop device those of its file. `None` if there is no block device (a network, memory), or the filesystem does not tell
@@ -53,6 +70,23 @@ fn of_device(dir: &Path, disks: &mut BTreeSet<PathBuf>, depth: usize) -> Option<
     Some(())
 }
 
+/// Describes the disk with this directory in sysfs. `None`: the directory has no name.
+pub(crate) fn describe(dir: &Path) -> Option<Disk> {
+    let name = dir.file_name()?.to_string_lossy().into_owned();
+    let read = |file: &str| {
+        let text = fs::read_to_string(dir.join(file)).ok()?;
+        let text = text.trim();
+        (!text.is_empty()).then(|| text.to_owned())
+    };
+    let sectors: Option<u64> = read("size").and_then(|text| text.parse().ok());
+    Some(Disk {
+        name,
+        model: read("device/model"),
+        size_bytes: sectors.map(|sectors| sectors.saturating_mul(SECTOR_BYTES)),
+        rotational: read("queue/rotational").map(|text| text != "0"),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,6 +114,34 @@ mod tests {
             of_device(dir, &mut disks, 0).unwrap();
         }
         assert!(disks.iter().eq([&disk]), "{disks:?}");
+    }
+
+    #[test]
+    fn a_disk_is_described_by_what_the_kernel_tells_of_it() {
+        let root = tempfile::tempdir().unwrap();
+        let disk = device(root.path(), "nvme0n1", &["stat"]);
+        let unknown = Disk {
+            name: "nvme0n1".into(),
+            model: None,
+            size_bytes: None,
+            rotational: None,
+        };
+        assert_eq!(describe(&disk), Some(unknown));
+        for (file, text) in [
+            ("device/model", "Example Model 1T   \n"),
+            ("size", "2048\n"),
+            ("queue/rotational", "0\n"),
+        ] {
+            fs::create_dir_all(disk.join(file).parent().unwrap()).unwrap();
+            fs::write(disk.join(file), text).unwrap();
+        }
+        let known = Disk {
+            name: "nvme0n1".into(),
+            model: Some("Example Model 1T".into()),
+            size_bytes: Some(1 << 20),
+            rotational: Some(false),
+        };
+        assert_eq!(describe(&disk), Some(known));
     }
 
     #[test]

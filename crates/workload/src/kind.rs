@@ -36,11 +36,6 @@ pub const KINDS: [Kind; 8] = [
     Kind::Mstress,
 ];
 
-/// The applications of *Implications*, figure 6, that are left out: they hardly stress storage, as its section VI.B says.
-pub const LEFT_OUT: [&str; 9] = [
-    "Dedup", "Ferret", "Metis", "Borealis", "HBase", "BDB", "TPC-C", "TPC-E", "Tariff",
-];
-
 impl Kind {
     /// Returns the name on the command line.
     pub fn name(self) -> &'static str {

@@ -10,7 +10,7 @@
 pub mod buffer;
 pub mod case;
 mod direct;
-mod disks;
+pub mod disks;
 pub mod engine;
 pub mod error;
 pub mod fio;

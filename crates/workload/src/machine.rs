@@ -7,11 +7,16 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::disks::disks_below;
+use crate::disks::{self, Disk, disks_below};
 use crate::error::{Context, Error, Result};
 
 /// Bytes of a sector in the kernel's counters and in the papers.
 pub const SECTOR_BYTES: u64 = 512;
+
+/// Returns whether the data of a run was cached: the devices moved less than half of the bytes that the programs moved.
+pub(crate) fn is_cached(device_sectors: u64, moved_bytes: u64) -> bool {
+    device_sectors.saturating_mul(SECTOR_BYTES) < moved_bytes / 2
+}
 
 /// CPU time of all CPUs together, by kind, in seconds: /proc/stat, proc(5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -114,11 +119,11 @@ pub struct Span {
 }
 
 impl Span {
-    /// Returns cycles per I/O: CPU time of the whole machine times the rate of the time stamp counter, for each sector of the devices. `None`: they moved
-    /// none, for example because all data was cached, or the time was too short.
-    pub fn cpio(&self, tsc_hz: f64) -> Option<Cpio> {
+    /// Returns cycles per I/O: CPU time of the whole machine times the rate of the time stamp counter, for each sector of the devices. `None`: the devices
+    /// moved none, the time was too short, or the data was cached. The few sectors of a journal beside a cached run are not what its cycles are for.
+    pub fn cpio(&self, tsc_hz: f64, moved_bytes: u64) -> Option<Cpio> {
         let sectors = self.device_sectors.filter(|sectors| *sectors > 0)?;
-        self.is_long_enough()
+        (self.is_long_enough() && !is_cached(sectors, moved_bytes))
             .then(|| self.cpu_seconds.times(tsc_hz / sectors as f64))
     }
 
@@ -157,6 +162,16 @@ impl Machine {
             ticks_per_second: rustix::param::clock_ticks_per_second().max(1) as f64,
             stats: stats.filter(|stats: &BTreeSet<PathBuf>| !stats.is_empty()),
         }
+    }
+
+    /// Describes the disks. `None`: some are unknown.
+    pub fn disks(&self) -> Option<Vec<Disk>> {
+        let stats = self.stats.as_ref()?.iter();
+        Some(
+            stats
+                .filter_map(|stat| disks::describe(stat.parent()?))
+                .collect(),
+        )
     }
 
     /// Reads the counters.
@@ -242,7 +257,13 @@ mod tests {
             },
             device_sectors: Some(1000),
         };
-        assert_eq!(span.cpio(1e6).unwrap().user, 2000.0);
+        assert_eq!(span.cpio(1e6, 1000 * 512).unwrap().user, 2000.0);
+        // The run moved 100 times the bytes of its devices: its data was cached, and the sectors are those of a journal.
+        assert_eq!(span.cpio(1e6, 100 * 1000 * 512), None);
+        assert!(
+            span.cycles_per_moved_sector(1e6, 100 * 1000 * 512)
+                .is_some()
+        );
         assert_eq!(
             span.cycles_per_moved_sector(1e6, 512 * 10).unwrap().user,
             200_000.0
@@ -252,7 +273,7 @@ mod tests {
             ..span
         };
         assert_eq!(
-            (cached.cpio(1e6), cached.cycles_per_moved_sector(1e6, 0)),
+            (cached.cpio(1e6, 0), cached.cycles_per_moved_sector(1e6, 0)),
             (None, None)
         );
         let short = Span {
@@ -260,7 +281,7 @@ mod tests {
             ..span
         };
         assert_eq!(
-            (short.cpio(1e6), short.cycles_per_moved_sector(1e6, 512)),
+            (short.cpio(1e6, 0), short.cycles_per_moved_sector(1e6, 512)),
             (None, None)
         );
     }

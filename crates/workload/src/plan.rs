@@ -13,19 +13,21 @@ use crate::error::{Context, Error, Result, warn};
 use crate::fio;
 use crate::fits::{Fitting, check_migration, check_targets, choose};
 use crate::fs_mark;
-use crate::kind::Variant;
-use crate::machine::{self, Machine, SECTOR_BYTES};
+use crate::kind::{Kind, Variant};
+use crate::machine::{self, Machine, SECTOR_BYTES, is_cached};
 use crate::meter::Meter;
 use crate::options::{Generator, Options};
 use crate::placement::{Placement, Way};
 use crate::reach::{InlinePages, Reach, Route};
-use crate::record::{FORMAT, MachineRecord, MstressRecord, Record, SAMPLED, SeatRecord, latencies};
+use crate::record::{
+    FORMAT, MachineRecord, MstressRecord, Record, SAMPLED, SeatRecord, TargetRecord, latencies,
+};
 use crate::room;
 use crate::run::{self, Outcome, Timing, Watched};
 use crate::schedule::{Limits, Planned, check_variants, runs_of, without_run};
 use crate::seats::{Places, Seat, seats};
 use crate::speed::fill_bytes_per_s;
-use crate::target::{Scratch, Target};
+use crate::target::{Scratch, Target, filesystem_of};
 use crate::trace;
 use crate::work;
 
@@ -172,8 +174,9 @@ impl<'a> Plan<'a> {
             measured: planned.measured,
         };
         let threads = work::threads(&case)?;
+        let machine = self.machine(planned);
         let watched = Watched {
-            machine: &self.machine(planned),
+            machine: &machine,
             daemon: &*self.reach.daemon,
         };
         let outcome = match self.options.generator {
@@ -188,8 +191,11 @@ impl<'a> Plan<'a> {
             Generator::Fio(_) => fio::run(&case, threads, timing.measured, watched, interrupted)?,
             Generator::FsMark(_) => fs_mark::run(&case, timing, watched, interrupted)?,
         };
+        let asked = self.asked_about(planned, &seats, &outcome);
         let seats = seats.iter().map(SeatRecord::from).collect();
         let mut record = self.record(planned, seats, &outcome);
+        record.confirmed_for = asked;
+        record.disks = machine.disks();
         record.engine = case.engine.used();
         record.notes.extend(case.engine.notes());
         if planned.variant == Variant::CREATE {
@@ -247,6 +253,46 @@ impl<'a> Plan<'a> {
         Machine::of(paths.map(|paths| paths.concat()).as_deref())
     }
 
+    /// Describes what a target is on.
+    fn on(&self, target: &Target) -> TargetRecord {
+        let mount = match target.is_jericho {
+            true => self.reach.daemon.mount_of(&target.path),
+            false => None,
+        };
+        TargetRecord {
+            filesystem: match self.reach.route {
+                // The path is that of the volume.
+                Route::Process => None,
+                _ => filesystem_of(&target.path),
+            },
+            transport: mount.as_ref().and_then(|mount| mount.transport.clone()),
+            cache_bytes: mount.as_ref().map(|mount| mount.cache_bytes),
+            build: mount.and_then(|mount| mount.build),
+        }
+    }
+
+    /// Returns what the kernel was asked about after a run.
+    fn asked_about(&self, planned: &Planned, seats: &[Seat], outcome: &Outcome) -> Vec<String> {
+        if outcome.confirmed.is_none() {
+            return Vec::new();
+        }
+        let is_bound = |seat: &Seat| seat.kernel_node(self.topology).is_some();
+        let makes_own_files =
+            planned.variant == Variant::CREATE && self.options.generator == Generator::Own;
+        let is_unknown = planned.kind == Kind::Fsmark && !makes_own_files;
+        let memory = match planned.kind.way() {
+            Way::Direct => Some("buffers"),
+            Way::Memory => None,
+            // Any thread may have written any file of fsmark last, or fs_mark has removed the files. On a Jericho volume, the daemon has the pages.
+            Way::Cached if is_unknown || self.is_jericho() => None,
+            Way::Cached => Some("cached pages"),
+        };
+        let threads = seats.iter().any(|seat| seat.thread.is_some());
+        let memory = memory.filter(|_| seats.iter().any(is_bound));
+        let asked = threads.then_some("threads").into_iter().chain(memory);
+        asked.map(str::to_owned).collect()
+    }
+
     /// Returns the way to the data, for the record.
     fn path(&self) -> &'static str {
         match (self.are_directories(), self.is_jericho(), self.reach.route) {
@@ -274,6 +320,13 @@ impl<'a> Plan<'a> {
                 .iter()
                 .map(|one| one.path.display().to_string())
                 .collect(),
+            targets_on: Some(
+                self.used(planned)
+                    .into_iter()
+                    .map(|one| self.on(one))
+                    .collect(),
+            ),
+            disks: None,
             placement: self.options.placement.name.to_owned(),
             threads: planned.threads,
             seats,
@@ -298,13 +351,14 @@ impl<'a> Plan<'a> {
             },
             local_share: meter.local_share(),
             confirmed: outcome.confirmed,
+            confirmed_for: Vec::new(),
             migration: self
                 .is_jericho()
                 .then(|| self.options.migration.name().to_owned()),
             inline_pages: outcome.inline_pages,
             cpu_seconds: span.cpu_seconds,
             device_sectors: span.device_sectors,
-            cpio: tsc_hz.and_then(|hz| span.cpio(hz)),
+            cpio: tsc_hz.and_then(|hz| span.cpio(hz, moved(meter))),
             cycles_per_moved_sector: tsc_hz
                 .and_then(|hz| span.cycles_per_moved_sector(hz, moved(meter))),
             sampled: SAMPLED.map(str::to_owned).into(),
@@ -317,6 +371,7 @@ impl<'a> Plan<'a> {
     pub fn notes(&self) -> Vec<String> {
         let left_out = self.left_out.iter();
         let mut notes: Vec<String> = left_out.map(|why| format!("Left out: {why}.")).collect();
+        notes.extend(self.described.notes());
         if self.topology.nodes.len() == 1 {
             notes.push("The machine has one node: effects of locality cannot appear on it.".into());
         } else if self.topology.is_virtual {
@@ -351,13 +406,13 @@ fn note_on_transfers(
     if placement.only != Some(Way::Cached) {
         return None;
     }
-    match sectors.map(|sectors| sectors * SECTOR_BYTES) {
+    match sectors {
         None => Some(
             "It is unknown how many bytes the devices have moved: the transfers that the placement names may not have taken place.".into(),
         ),
-        Some(bytes) if bytes < moved_bytes / 2 => Some(format!(
+        Some(sectors) if is_cached(sectors, moved_bytes) => Some(format!(
             "The devices have moved {} MiB, and the threads {} MiB: most transfers that the placement names did not take place.",
-            bytes >> 20,
+            sectors.saturating_mul(SECTOR_BYTES) >> 20,
             moved_bytes >> 20
         )),
         Some(_) => None,

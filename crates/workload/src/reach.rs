@@ -130,6 +130,17 @@ impl InlinePages {
     }
 }
 
+/// How a volume is mounted, or open in this process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MountFacts {
+    /// How the kernel sends requests to the daemon. `None`: there is no mount.
+    pub transport: Option<String>,
+    /// Size of the cache.
+    pub cache_bytes: u64,
+    /// Build of the daemon. `None`: unknown.
+    pub build: Option<String>,
+}
+
 /// What the daemon of a Jericho volume tells.
 pub trait Daemon: Send + Sync {
     /// Returns the home node of the slice of a file or directory. `None`: the path is on no Jericho volume.
@@ -140,6 +151,8 @@ pub trait Daemon: Send + Sync {
     fn inline_pages(&self) -> Option<InlinePages>;
     /// Returns the devices of the volume of a path. `None`: the path is on no Jericho volume, or its daemon does not tell.
     fn devices_of(&self, path: &Path) -> Option<Vec<PathBuf>>;
+    /// Returns how the volume of a path is mounted. `None`: the path is on no Jericho volume, or its daemon does not tell.
+    fn mount_of(&self, path: &Path) -> Option<MountFacts>;
 }
 
 /// The way of a run to its files, and who tells about them.
@@ -297,6 +310,10 @@ pub(crate) mod tests {
         }
 
         fn devices_of(&self, _path: &Path) -> Option<Vec<PathBuf>> {
+            None
+        }
+
+        fn mount_of(&self, _path: &Path) -> Option<MountFacts> {
             None
         }
     }

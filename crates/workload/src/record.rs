@@ -1,11 +1,16 @@
 //! The result of a run as a line of JSON, with the conditions under which it was measured.
 
 use std::collections::BTreeMap;
+use std::fs;
 
+use jericho_sys::build_id::build_id;
+use jericho_sys::hypervisor;
+use jericho_sys::limits::Memory;
 use jericho_sys::process::{cpu_model, kernel_release};
 use jericho_topology::Topology;
 use serde::{Deserialize, Serialize};
 
+use crate::disks::Disk;
 use crate::machine::{Cpio, CpuSeconds};
 use crate::meter::Meter;
 use crate::reach::InlinePages;
@@ -44,6 +49,12 @@ pub struct Record {
     pub variant: String,
     /// Directories or devices.
     pub targets: Vec<String>,
+    /// What each target is on, in the order of `targets`. `None` in lines of older programs.
+    #[serde(default)]
+    pub targets_on: Option<Vec<TargetRecord>>,
+    /// The disks below the targets. `None`: some are unknown.
+    #[serde(default)]
+    pub disks: Option<Vec<Disk>>,
     /// The paper's name of the placement.
     pub placement: String,
     /// Number of threads.
@@ -79,9 +90,12 @@ pub struct Record {
     pub latency_ns: BTreeMap<String, u64>,
     /// Share of the accesses whose thread was on the node of the cached page, or with direct I/O of the buffer. `None`: unknown.
     pub local_share: Option<f64>,
-    /// Whether the kernel confirmed after the run that threads and memory were where the seats say. `None`: they say nothing, or fio made the operations.
+    /// Whether the kernel confirmed after the run that all of `confirmed_for` was where the seats say. `None`: they say nothing, or another program made the operations.
     #[serde(default)]
     pub confirmed: Option<bool>,
+    /// What the kernel was asked about after the run: `threads`, `buffers`, `cached pages`. Empty in lines of older programs.
+    #[serde(default)]
+    pub confirmed_for: Vec<String>,
     /// When Jericho moved threads of the run to their data. `None`: the targets are on no Jericho volume.
     #[serde(default)]
     pub migration: Option<String>,
@@ -134,6 +148,19 @@ impl From<&Seat> for SeatRecord {
     }
 }
 
+/// What a target is on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetRecord {
+    /// Type of the filesystem, as the kernel names it. `None`: a device, or unknown.
+    pub filesystem: Option<String>,
+    /// How the kernel sends the requests of a Jericho mount: `device` or `ring`. `None`: no Jericho mount, or unknown.
+    pub transport: Option<String>,
+    /// Size of the cache of a Jericho volume. `None`: no such volume, or unknown.
+    pub cache_bytes: Option<u64>,
+    /// Build of the daemon of a Jericho volume. `None`: no such volume, or unknown.
+    pub build: Option<String>,
+}
+
 /// The machine and the programs of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MachineRecord {
@@ -151,6 +178,21 @@ pub struct MachineRecord {
     pub tsc_hz: Option<f64>,
     /// Version of Jericho.
     pub jericho: String,
+    /// Build of the program that measured: its build id. `None`: it has none.
+    #[serde(default)]
+    pub build: Option<String>,
+    /// Memory of the machine.
+    #[serde(default)]
+    pub memory_bytes: Option<u64>,
+    /// Vendor of the hypervisor below the machine, or `none`. `None`: unknown.
+    #[serde(default)]
+    pub hypervisor: Option<String>,
+    /// Whether the kernel was told to make nodes of the memory of one: `numa=fake`. `None`: unknown.
+    #[serde(default)]
+    pub fake_nodes: Option<bool>,
+    /// Digest of the nodes, as in the report of `jericho probe`. `None`: unknown.
+    #[serde(default)]
+    pub topology_digest: Option<String>,
 }
 
 impl MachineRecord {
@@ -164,8 +206,39 @@ impl MachineRecord {
             kernel: kernel_release(),
             tsc_hz,
             jericho: env!("CARGO_PKG_VERSION").to_owned(),
+            build: build_id(),
+            memory_bytes: Memory::read().ok().map(|memory| memory.total_bytes),
+            hypervisor: hypervisor::vendor(),
+            fake_nodes: fs::read_to_string("/proc/cmdline")
+                .ok()
+                .map(|line| has_fake_nodes(&line)),
+            topology_digest: None,
         }
     }
+
+    /// Returns what a reader of the run's speeds must know about the machine.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.hypervisor.as_deref() == Some(hypervisor::EMULATOR) {
+            notes.push(
+                "The CPUs are emulated (QEMU's TCG): the times say nothing about real machines."
+                    .into(),
+            );
+        }
+        if self.fake_nodes == Some(true) {
+            notes.push(
+                "The nodes are fake (numa=fake): the times say nothing about locality.".into(),
+            );
+        }
+        notes
+    }
+}
+
+/// Returns whether the kernel's command line asks for nodes that are parts of one. The words behind `--` are for the first program.
+fn has_fake_nodes(command_line: &str) -> bool {
+    let words = command_line.split_ascii_whitespace();
+    let mut words = words.take_while(|word| *word != "--");
+    words.any(|word| word.starts_with("numa=fake"))
 }
 
 /// Returns the percentiles, the mean, the least and the greatest latency.
@@ -183,4 +256,43 @@ pub fn latencies(meter: &Meter) -> BTreeMap<String, u64> {
         ("max".to_owned(), histogram.max()),
     ];
     PERCENTILES.map(at).into_iter().chain(others).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn emulated_cpus_and_fake_nodes_are_told_to_the_reader() {
+        let topology = Topology::from_spec("virtual:2").unwrap();
+        let mut machine = MachineRecord::of(&topology, None);
+        (machine.hypervisor, machine.fake_nodes) = (Some("KVMKVMKVM".into()), Some(false));
+        assert!(machine.notes().is_empty());
+        machine.hypervisor = Some("TCGTCGTCGTCG".into());
+        assert!(machine.notes()[0].contains("nothing about real machines"));
+        (machine.hypervisor, machine.fake_nodes) = (None, Some(true));
+        assert!(machine.notes()[0].contains("nothing about locality"));
+        assert!(machine.memory_bytes.is_some_and(|bytes| bytes > 0));
+    }
+
+    #[test]
+    fn fake_nodes_are_those_that_the_kernel_was_asked_for() {
+        assert!(has_fake_nodes("quiet numa=fake=4\n"));
+        assert!(has_fake_nodes("numa=fake=2U"));
+        assert!(!has_fake_nodes("quiet numa=off"));
+        assert!(!has_fake_nodes("quiet -- numa=fake=4"));
+        assert!(!has_fake_nodes(""));
+    }
+
+    #[test]
+    fn a_line_of_an_older_program_is_read_without_the_later_fields() {
+        let old = r#"{"format":1,"workload":"scan","variant":"read","targets":["/mnt"],"placement":"best","threads":1,"seats":[],"with_mstress":false,"seconds":1.0,"data_bytes":0,"as_paper":false,"seed":1,"engine":[],"throughput_bytes_per_s":1.0,"read_bytes_per_s":1.0,"written_bytes_per_s":0.0,"iops":1.0,"throughput_bytes_per_s_by_node":{},"latency_ns":{},"local_share":null,"cpu_seconds":{"user":0.0,"system":0.0,"idle":0.0,"io_wait":0.0,"irq":0.0,"soft_irq":0.0,"steal":0.0},"device_sectors":null,"cpio":null,"cycles_per_moved_sector":null,"sampled":[],"machine":{"cpu_model":"Example CPU","cpus":1,"nodes":1,"topology":"sysfs","kernel":"6.18","tsc_hz":null,"jericho":"0.1.0"},"notes":[]}"#;
+        let record: Record = serde_json::from_str(old).unwrap();
+        assert_eq!((record.targets_on, record.disks), (None, None));
+        assert!(record.confirmed_for.is_empty());
+        let machine = record.machine;
+        assert_eq!((machine.build, machine.hypervisor), (None, None));
+        assert_eq!((machine.memory_bytes, machine.fake_nodes), (None, None));
+        assert_eq!(machine.topology_digest, None);
+    }
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use jericho_storage::is_remote;
 use jericho_topology::{NodeId, Topology};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use crate::error::{Context, Error, Result, warn};
 use crate::reach::{Daemon, Files};
@@ -70,6 +71,30 @@ impl Target {
             node: home.or_else(|| topology.node_of_block_device(path)),
         })
     }
+}
+
+/// Returns the type of the filesystem that holds a file or directory, as the kernel names it: proc_pid_mountinfo(5). `None`: the path is a device, or the
+/// kernel does not tell.
+pub(crate) fn filesystem_of(path: &Path) -> Option<String> {
+    let metadata = fs::metadata(path).ok()?;
+    if metadata.file_type().is_block_device() {
+        return None;
+    }
+    let file = statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID).ok()?;
+    // A kernel that does not know the flag leaves 0.
+    let mount = Some(file.stx_mnt_id).filter(|id| *id != 0)?;
+    let mounts = fs::read("/proc/self/mountinfo").ok()?;
+    filesystem_in(&String::from_utf8_lossy(&mounts), mount)
+}
+
+/// Returns the type of the mount with this number in the kernel's table.
+fn filesystem_in(mounts: &str, mount: u64) -> Option<String> {
+    let mut types = mounts.lines().filter_map(|line| {
+        let (fields, filesystem) = line.split_once(" - ")?;
+        let number: u64 = fields.split(' ').next()?.parse().ok()?;
+        (number == mount).then(|| filesystem.split(' ').next().map(str::to_owned))
+    });
+    types.next().flatten()
 }
 
 /// Directories that one run makes, one for each instance, and removes at its end.
@@ -313,5 +338,15 @@ mod tests {
         );
         let pipe = Target::of(Path::new("/dev/null"), &topology, &NoDaemon);
         assert!(pipe.unwrap_err().to_string().contains("neither"));
+    }
+
+    #[test]
+    fn the_filesystem_of_a_path_is_the_type_of_its_mount() {
+        let mounts = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:31 /a\\040b /mnt rw shared:1 - fuse.jericho v rw\nbroken\n";
+        assert_eq!(filesystem_in(mounts, 22).as_deref(), Some("ext4"));
+        assert_eq!(filesystem_in(mounts, 30).as_deref(), Some("fuse.jericho"));
+        assert_eq!(filesystem_in(mounts, 31), None);
+        assert_eq!(filesystem_of(Path::new("/proc")).as_deref(), Some("proc"));
+        assert_eq!(filesystem_of(Path::new("/does/not/exist")), None);
     }
 }

@@ -76,7 +76,16 @@ fn every_workload_of_the_papers_runs_and_leaves_nothing_behind() {
     assert!(names.iter().copied().eq(expected), "{names:?}");
     let page = include_str!("../../../../docs/formats/results.md");
     for record in &records {
-        for field in record.as_object().unwrap().keys() {
+        let below = [
+            &record["machine"],
+            &record["targets_on"][0],
+            &record["disks"][0],
+        ];
+        let below = below.into_iter().filter_map(Value::as_object);
+        let all = below
+            .chain(record.as_object())
+            .flat_map(|object| object.keys());
+        for field in all {
             assert!(
                 page.contains(&format!("`{field}`")),
                 "the page lacks {field}"
@@ -98,7 +107,18 @@ fn every_workload_of_the_papers_runs_and_leaves_nothing_behind() {
             let sum: f64 = cycles.values().map(|value| value.as_f64().unwrap()).sum();
             assert!(sum > 0.0, "{record}");
         }
-        assert!(record["machine"]["cpu_model"].is_string(), "{record}");
+        let machine = &record["machine"];
+        for field in ["cpu_model", "build", "topology_digest"] {
+            assert!(machine[field].is_string(), "{field}: {record}");
+        }
+        assert!(machine["memory_bytes"].as_u64() > Some(0), "{record}");
+        assert_eq!(machine["fake_nodes"], false, "{record}");
+        let on = &record["targets_on"][0];
+        assert!(on["filesystem"].is_string(), "{record}");
+        assert!(
+            on["transport"].is_null() && on["cache_bytes"].is_null(),
+            "{record}"
+        );
         let is_direct = ["zmio", "dd"].contains(&record["workload"].as_str().unwrap());
         assert_eq!(record["engine"][0] == "direct I/O", is_direct, "{record}");
     }
@@ -230,6 +250,33 @@ fn the_user_learns_the_number_of_runs_and_their_length_before_the_first_one_ends
 }
 
 #[test]
+fn a_run_says_what_the_kernel_was_asked_about() {
+    let dir = directory();
+    for (workload, asked) in [
+        // Any thread may have written the pages last.
+        ("fsmark", &["threads"][..]),
+        ("checkpoint", &["threads", "cached pages"]),
+        ("dd", &["threads", "buffers"]),
+    ] {
+        for record in bench(workload, dir.path(), &["--placement", "best"]) {
+            assert_eq!(
+                record["confirmed_for"],
+                serde_json::json!(asked),
+                "{record}"
+            );
+            assert!(
+                workload != "fsmark" || record["confirmed"] == true,
+                "{record}"
+            );
+        }
+        for record in bench(workload, dir.path(), &[]) {
+            assert!(record["confirmed"].is_null(), "{record}");
+            assert_eq!(record["confirmed_for"], serde_json::json!([]), "{record}");
+        }
+    }
+}
+
+#[test]
 fn a_mount_is_measured_with_threads_on_its_slices_nodes_and_off_them() {
     let volume = Volume::formatted();
     volume.mount();
@@ -254,6 +301,14 @@ fn a_mount_is_measured_with_threads_on_its_slices_nodes_and_off_them() {
             _ => 1.0,
         };
         assert_eq!(record["local_share"], share, "{record}");
+        let (on, stat) = (&record["targets_on"][0], volume.stat());
+        assert_eq!(on["filesystem"], "fuse.jericho");
+        assert_eq!(on["transport"], stat["transport"], "{record}");
+        let frames = stat["slices"].as_array().unwrap().iter();
+        let frames: u64 = frames.map(|slice| slice["frames"].as_u64().unwrap()).sum();
+        assert_eq!(on["cache_bytes"], frames * 4096, "{record}");
+        // The daemon is the same program.
+        assert_eq!(on["build"], record["machine"]["build"], "{record}");
     }
     // A checkpoint's file is in one slice.
     for record in bench("checkpoint", &volume.mnt(), &["--placement", "best"]) {

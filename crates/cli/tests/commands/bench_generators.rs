@@ -232,8 +232,12 @@ fn fs_mark_creates_the_files_of_the_same_runs() {
         assert!(notes.contains("leave out the time"), "{notes}");
     }
     assert_eq!(own["confirmed"], true, "{own}");
-    // fs_mark has removed its files before the kernel can be asked.
-    assert_eq!(theirs["confirmed"], false, "{theirs}");
+    let asked = serde_json::json!(["threads", "cached pages"]);
+    assert_eq!(own["confirmed_for"], asked, "{own}");
+    // fs_mark has removed its files before the kernel can be asked about them.
+    assert_eq!(theirs["confirmed"], true, "{theirs}");
+    let asked = serde_json::json!(["threads"]);
+    assert_eq!(theirs["confirmed_for"], asked, "{theirs}");
     assert!(own["latency_ns"]["p99"].as_u64().unwrap() > 0);
     let latencies = theirs["latency_ns"].as_object().unwrap();
     assert_eq!(latencies.len(), 1, "{theirs}");

@@ -191,7 +191,22 @@ fn the_probe_that_the_user_names_is_shown_and_a_kept_one_that_is_broken_is_left_
     let html = read(&page);
     assert!(
         html.contains("Bandwidth and latency between its nodes")
-            && html.contains("Reads, all CPUs, GB/s"),
+            && html.contains("Reads, all CPUs, GB/s")
+            && html.contains(&format!("The probe is that of {}.", probe.display())),
+        "{html}"
+    );
+    // The results name their nodes, and a probe of as many other nodes is not this machine's.
+    let text = read(&probe);
+    let report_of_probe: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let digest = report_of_probe["topology"]["digest"].as_str().unwrap();
+    let other = text.replace(digest, "0123456789abcdef");
+    let other = file(dir.path(), "other.json", other);
+    succeed(report(&[&results], &page).env("JERICHO_PROBE", &other));
+    let html = read(&page);
+    assert!(
+        html.contains("The probe is of another machine")
+            && html.contains("the report that this user or machine has kept")
+            && !html.contains("latency between its nodes"),
         "{html}"
     );
     succeed(report(&[&results], &page).env("JERICHO_PROBE", &probe));

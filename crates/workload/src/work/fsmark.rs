@@ -83,7 +83,6 @@ fn users<'a>(case: &'a Case<'a>) -> Result<Vec<Thread<'a>>> {
                 // New pages come from the node that the policy of the thread says.
                 false => Frames::bound_by(seat),
             },
-            is_bound: seat.frame.is_some() && !case.is_jericho(),
             dirs: dirs.clone(),
             random: random::Random::new(case.seed ^ index as u64),
             files: files(case.variant, case.seats.len(), case.scale),
@@ -205,8 +204,6 @@ impl Worker for Creator {
 struct Fsmark {
     store: Arc<dyn Files>,
     frames: Frames,
-    /// Whether the kernel takes new cached pages from one node.
-    is_bound: bool,
     dirs: Arc<[PathBuf]>,
     random: random::Random,
     /// Number of files in each directory.
@@ -240,8 +237,8 @@ impl Worker for Fsmark {
     }
 
     fn confirm(&self) -> Result<Option<bool>> {
-        // Any thread may have written any file last.
-        Ok(self.is_bound.then_some(false))
+        // Any thread may have written any file last, so the kernel is asked about the threads only.
+        Ok(None)
     }
 }
 
