@@ -435,7 +435,10 @@ fn line(record: &Record) -> String {
     let busy = |cycles: Option<Cpio>| {
         cycles.map_or("-".to_owned(), |cycles| {
             let busy = cycles.user + cycles.system + cycles.irq + cycles.soft_irq;
-            let beside = record.mstress.map(|mstress| {
+            format!("{busy:.0}")
+        })
+    };
+    let beside = record.mstress.map(|mstress| {
         format!(
             "{:<24} {:<9} {:>7} {:>11.1}\n",
             "  beside: mstress",
@@ -444,9 +447,6 @@ fn line(record: &Record) -> String {
             mstress.bytes_per_s / 1e6
         )
     });
-    let line = format!("{busy:.0}")
-        })
-    };
     let line = format!(
         "{:<24} {:<9} {:>7} {:>11.1} {:>11.0} {:>10} {:>10} {:>7} {:>10} {:>11}\n",
         format!("{} {}", record.workload, record.variant),

@@ -281,8 +281,7 @@ impl<'a> Plan<'a> {
             planned.variant == Variant::CREATE && self.options.generator == Generator::Own;
         let is_unknown = planned.kind == Kind::Fsmark && !makes_own_files;
         let memory = match planned.kind.way() {
-            Way::Direct => Some("buffers"),
-            Way::Memory => None,
+            Way::Direct | Way::Memory => Some("buffers"),
             // Any thread may have written any file of fsmark last, or fs_mark has removed the files. On a Jericho volume, the daemon has the pages.
             Way::Cached if is_unknown || self.is_jericho() => None,
             Way::Cached => Some("cached pages"),
