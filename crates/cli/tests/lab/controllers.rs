@@ -9,11 +9,11 @@ use crate::guest::{self, ask, jericho};
 use crate::nvdimm::mount;
 
 const MNT: &str = "/mnt";
-const DISKS: [&str; 4] = ["vda", "vdb", "vdc", "vdd"];
+pub const DISKS: [&str; 4] = ["vda", "vdb", "vdc", "vdd"];
 const FILE_BYTES: u64 = 4 << 20;
 
 /// Returns the node of a disk, by its serial number.
-fn node_of(disk: &str) -> usize {
+pub fn node_of(disk: &str) -> usize {
     let serial = fs::read_to_string(format!("/sys/block/{disk}/serial")).expect("a serial number");
     let node = serial
         .strip_prefix('n')

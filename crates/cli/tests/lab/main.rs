@@ -17,6 +17,7 @@ mod guest;
 mod kernel_trace;
 mod locality;
 mod machine;
+mod measured;
 mod network;
 mod nvdimm;
 mod opteron;
