@@ -174,7 +174,7 @@ impl Slice {
     }
 
     /// Gives spill ranges with memory back, as far as their pages can leave within about `time_max`, and goes on with those of earlier calls. Returns
-    /// the ranges that have lost all their memory. Of the others, the frames that no page uses have lost it. From the first call on, no page enters
+    /// the ranges that have lost all their memory. In the others, unused frames have lost their memory if the whole table has been searched for the range. From the first call on, no page enters
     /// these ranges.
     pub fn give_back(&self, ranges: &[u32], time_max: Duration) -> Vec<u32> {
         let shared = &self.shared;

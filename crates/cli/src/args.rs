@@ -1027,10 +1027,10 @@ are local or remote. TLORPLIR, TLORPRIR, TRORPLIR, TRORPRIR, TLORP0I0, TRORP0I0 
 data. The others use the nodes in turn, wherever the device is. proper, best: threads are on the node of their cached pages or buffers. worst, bad: \
 threads are far from these. native: the kernel chooses. The kernel confirms where memory and threads are.
 
-In a directory, bench makes directories of its own and removes them. It writes to no device without --force. all leaves out what does not fit, and says so.
+In a directory, bench makes directories of its own and removes them. It writes to no device without --force, so without --variant it leaves out forms that write. all leaves out workloads that do not fit, and says so.
 
-The columns of cycles have those of busy CPUs, without I/O wait: cycles/IO for each sector of 512 bytes that the devices moved (- if the data was cached), \
-cycles/512B for each 512 bytes that the program moved.
+The columns of cycles count busy CPUs only, without I/O wait. cycles/IO: for each sector of 512 bytes that the devices moved; - if there is no value, for \
+example because the data was cached. cycles/512B: for each 512 bytes that the program moved.
 
 With --model, bench runs nothing. The model shares bandwidths of memory, links and devices fairly among threads. It has no caches of CPUs, no locks \
 and no interrupts, and misses some results of the papers: see docs/internals/model.md. Machine files are described in docs/formats/machine.md, traces in \
@@ -1060,8 +1060,8 @@ pub struct BenchArgs {
     /// and bench opens them itself) [default: mount; under jericho run: fast]
     #[arg(long, value_name = "WAY", hide_possible_values = true)]
     pub path: Option<PathArg>,
-    /// Forms of the workload to run, for example read-64k [default: all; of zmio read-64k, read-1m and write-1m, which also has read-128k, read-256k, read-512k,
-    /// and the same from write-64k to write-512k]
+    /// Forms of the workload to run, for example read-64k [default: all; for zmio: read-64k, read-1m and write-1m]. zmio also has read-128k, read-256k,
+    /// read-512k, and write-64k to write-512k
     #[arg(long, value_name = "NAME,NAME,...", value_delimiter = ',')]
     pub variant: Vec<String>,
     /// Have another program make the operations, with the same sizes and placement: fio (for zmio, scan and dd) or fs_mark (for the variant create of fsmark)
@@ -1073,7 +1073,8 @@ pub struct BenchArgs {
     /// Take the papers' sizes and numbers of threads
     #[arg(long)]
     pub as_paper: bool,
-    /// Run threads of mstress beside the workload, which copy memory on the nodes of its cached pages or buffers: one for each of its threads, up to 8
+    /// Run threads of mstress beside the workload. They copy memory: one for each thread of the workload, up to 8, but at least one on each node that has its
+    /// cached pages or buffers
     #[arg(long)]
     pub with_mstress: bool,
     /// Let zmio write to the devices, which destroys what is on them

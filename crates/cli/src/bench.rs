@@ -115,7 +115,7 @@ fn check_policy(args: &BenchArgs, is_loaded: bool) -> Result<(), Failure> {
     let told = told.and_then(|told| told.parse::<ThreadPolicy>().ok());
     match told.filter(|told| is_loaded && *told != args.migration) {
         Some(told) => Err(Failure::new(format!(
-            "jericho run has the threads of bench migrate by the policy {told}, and --migration is {}; leave out --threads of jericho run (or the variable {THREADS_VARIABLE})",
+            "jericho run sets the policy {told} for the threads of bench, and --migration is {}; give both the same policy, or leave out --threads of jericho run (or the variable {THREADS_VARIABLE})",
             args.migration
         ))),
         None => Ok(()),

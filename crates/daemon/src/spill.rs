@@ -34,7 +34,7 @@ const LEAVE_MAX: Duration = Duration::from_millis(100);
 const TAKE_MAX: Duration = Duration::from_millis(100);
 /// Time for which a node is left out after the kernel has taken memory of another node instead.
 const REFUSED: Duration = Duration::from_secs(5);
-/// Shortest time in which no slice gives a range back to take memory of a node that has refused its own slices memory. It doubles with each refusal.
+/// Shortest pause in which no slice comes home to a node that has refused memory to its own slices. It doubles with each refusal.
 const PAUSE_MIN: Duration = REFUSED;
 const PAUSE_MAX: Duration = Duration::from_secs(640);
 
@@ -126,7 +126,7 @@ struct Spilling {
     rest: usize,
 }
 
-/// A time in which no slice gives a range back to take memory of its home node for it. The node has refused memory: all that it has available is in
+/// A pause in which no slice comes home to a node. The node has refused memory: all that it has available is in
 /// cached files. Each attempt to come home costs the clean pages of a range.
 struct Pause {
     until: Instant,

@@ -17,7 +17,7 @@ pub struct Key {
     pub variant: String,
     /// What made the operations. Empty: `jericho bench`.
     pub generator: String,
-    /// Whether threads streamed through memory beside it.
+    /// Whether threads of mstress copied memory beside it.
     pub with_mstress: bool,
     /// Whether the sizes are the papers'.
     pub as_paper: bool,

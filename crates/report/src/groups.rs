@@ -50,7 +50,7 @@ pub struct Conditions<'a> {
     pub data_bytes: u64,
     /// Whether the sizes are the papers'.
     pub as_paper: bool,
-    /// Whether threads streamed through memory beside the workload.
+    /// Whether threads of mstress copied memory beside the workload.
     pub with_mstress: bool,
     /// When Jericho moved threads to their data. `None`: never.
     pub migration: Option<&'a str>,

@@ -58,7 +58,7 @@ pub struct Run {
     pub placement: String,
     /// Number of threads.
     pub threads: u32,
-    /// Whether threads streamed through memory beside the workload.
+    /// Whether threads of mstress copied memory beside the workload.
     #[serde(default)]
     pub with_mstress: bool,
     /// Length of the measurement.

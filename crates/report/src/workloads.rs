@@ -284,7 +284,7 @@ pub fn conditions(block: &Block) -> String {
         ""
     };
     let beside = if block.conditions.with_mstress {
-        " Other threads streamed through memory meanwhile (mstress)."
+        " Threads of mstress copied memory at the same time."
     } else {
         ""
     };
@@ -479,7 +479,7 @@ fn cycles_of_programs(variant: &Variant) -> Result<Markup, ChartError> {
         variant,
         &bars(variant, |run| run.cycles_per_moved_sector),
         "Cycles for each 512 bytes moved",
-        "Cycles of the whole machine for each 512 bytes that the programs moved. The devices moved less than half of the bytes of some runs, because the data was cached, or are unknown.",
+        "Cycles of the whole machine for each 512 bytes that the programs moved. Some runs have no CPIO: their data was cached, their disks are unknown, or they were too short.",
     )
 }
 

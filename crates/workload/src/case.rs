@@ -60,7 +60,7 @@ pub struct Case<'a> {
     pub stopping: &'a AtomicBool,
     /// How direct transfers are made.
     pub engine: Engine,
-    /// Threads that load the memory of the threads' nodes at the same time: *Implications*, figure 4(c).
+    /// Whether threads of mstress load the nodes of the cached pages or buffers during the run: *Implications*, figure 4(c).
     pub with_mstress: bool,
 }
 

@@ -3,8 +3,8 @@
 //! Equal seats share a fs_mark, which takes the CPUs and the memory policy of the thread that starts it. fs_mark makes the files of one round, removes them
 //! and ends. The thread starts it again until the time is over: with its option `-L`, fs_mark would keep the files of all rounds.
 //!
-//! fs_mark adds up the rates of its threads. That is right only if they work at the same time. With a fs_mark for each seat, those that start would wait for
-//! CPUs without counting the time, and the rate would be many times too high.
+//! fs_mark adds up the rates of its threads. That is right only if they work at the same time. With a fs_mark for each seat, a fs_mark that
+//! waits for a CPU before it begins would not count the wait, and the sum of the rates would be many times too high.
 //!
 //! fs_mark has a process for each thread. All are in a process group, which `bench` kills when the run ends early. If `bench` is killed, the kernel kills
 //! fs_mark, and its processes fail with their next files, because the paths of their directories lead through `bench`.

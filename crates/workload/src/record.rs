@@ -61,7 +61,7 @@ pub struct Record {
     pub threads: usize,
     /// The place of each thread.
     pub seats: Vec<SeatRecord>,
-    /// Whether threads streamed through memory beside the workload.
+    /// Whether threads of mstress copied memory beside the workload.
     pub with_mstress: bool,
     /// What these threads did. `None`: there were none.
     #[serde(default)]
@@ -90,7 +90,7 @@ pub struct Record {
     pub latency_ns: BTreeMap<String, u64>,
     /// Share of the accesses whose thread was on the node of the cached page, or with direct I/O of the buffer. `None`: unknown.
     pub local_share: Option<f64>,
-    /// Whether the kernel confirmed after the run that all of `confirmed_for` was where the seats say. `None`: they say nothing, or another program made the operations.
+    /// Whether the kernel confirmed after the run that all of `confirmed_for` was where the seats say. `None`: the seats name no node, or fio made the operations.
     #[serde(default)]
     pub confirmed: Option<bool>,
     /// What the kernel was asked about after the run: `threads`, `buffers`, `cached pages`. Empty in lines of older programs.
@@ -118,7 +118,7 @@ pub struct Record {
     pub notes: Vec<String>,
 }
 
-/// Threads that streamed through memory beside a workload.
+/// Threads of mstress that copied memory beside a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MstressRecord {
     /// Number of the threads.

@@ -115,7 +115,7 @@ pub struct Room {
     pub has_guests: bool,
     /// The last reading's second: begin and end in nanoseconds.
     pub read: (u64, u64),
-    /// CPUs by which what threads need that moved there exceeds the idle time. `spare` is 0 then.
+    /// How many more CPUs the threads that moved there need than are idle. If it is above 0, `spare` is 0.
     pub lacking: f32,
     /// CPUs of `spare` that the asking thread itself has left.
     pub own: f32,
@@ -142,8 +142,8 @@ impl Room {
         }
     }
 
-    /// Returns the room for the thread that has used this itself. The scheduler may have moved it away from a node that is not crowded. Then the room counts the thread still, and the
-    /// thread would stay away until the next reading.
+    /// Returns the room for a thread that has itself used this of the node. The scheduler may have moved the thread away from a node that is not crowded. The last reading
+    /// still counts the thread, which would stay away until the next one.
     pub fn without(self, used: OwnUse) -> Room {
         let (begin, end) = self.read;
         let length = end.saturating_sub(begin).max(1) as f32;

@@ -30,7 +30,7 @@ pub(super) struct NodeView {
     pub may_lend: bool,
     /// The kernel has lately taken memory of another node instead: the node has cached files and no free memory.
     pub is_refusing: bool,
-    /// Slices at home on the node may give ranges back to take memory of the node for them. Not after the node has refused its own slices memory.
+    /// Whether slices may come home to the node. False in the pause after the node has refused memory to a slice that is at home there.
     pub may_call_home: bool,
 }
 
