@@ -114,6 +114,9 @@ pub struct SliceStat {
     pub frames: u64,
     pub resident: u64,
     pub dirty: u64,
+    /// Those of `frames` that the slice has had since the mount.
+    #[serde(default)]
+    pub home_frames: u64,
     /// Where those of `frames` are that the slice took after the mount.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spilled: Vec<SpilledStat>,
@@ -180,12 +183,8 @@ fn count_lent(nodes: &mut BTreeMap<u16, NodeStat>, lent: Vec<(u16, u64)>) {
 impl Stat {
     /// Returns the size of the cache, without the memory that slices have taken since the mount and may give back.
     pub fn cache_bytes(&self) -> u64 {
-        let slices = self.slices.iter();
-        let own = slices.map(|slice| {
-            let taken: u64 = slice.spilled.iter().map(|spilled| spilled.frames).sum();
-            slice.frames.saturating_sub(taken)
-        });
-        own.sum::<u64>().saturating_mul(PAGE_BYTES)
+        let frames: u64 = self.slices.iter().map(|slice| slice.home_frames).sum();
+        frames.saturating_mul(PAGE_BYTES)
     }
 }
 
@@ -226,6 +225,7 @@ impl Mounted {
                 frames: usage.frames,
                 resident: usage.resident,
                 dirty: usage.dirty,
+                home_frames: usage.frames - usage.spilled,
                 spilled,
                 counters,
                 locality,

@@ -65,6 +65,22 @@ type Setting<'a> = (
     Later<'a>,
 );
 
+/// Returns the names of the targets, the engine and the machine. Lines of all programs have them.
+fn names(run: &Run) -> ([&[String]; 2], [&str; 4], (u32, u32)) {
+    let machine = &run.machine;
+    let names = [
+        &run.path,
+        &machine.cpu_model,
+        &machine.topology,
+        &machine.kernel,
+    ];
+    (
+        [&run.targets, &run.engine],
+        names.map(String::as_str),
+        (machine.cpus, machine.nodes),
+    )
+}
+
 fn setting(run: &Run) -> Setting<'_> {
     let machine = &run.machine;
     let names = [
@@ -207,7 +223,8 @@ struct Settings<'a> {
     only_b: Vec<&'a Run>,
 }
 
-/// Pairs runs of equal settings, or all runs if each side has one setting. Returns `None` if there is no pair.
+/// Pairs runs of equal settings, or all runs if each side has one setting. Then pairs the settings that differ only in what has no name in both files, such as the build, if
+/// each side has one of them. Returns `None` if there is no pair.
 fn pairs_of_settings<'a>(a: &[&'a Run], b: &[&'a Run]) -> Option<Settings<'a>> {
     let split = |runs: &[&'a Run]| {
         let mut settings: BTreeMap<_, Vec<&'a Run>> = BTreeMap::new();
@@ -226,13 +243,28 @@ fn pairs_of_settings<'a>(a: &[&'a Run], b: &[&'a Run]) -> Option<Settings<'a>> {
         settings.pairs.push((a.to_vec(), b.to_vec()));
         return Some(settings);
     }
+    let (mut rest_a, mut rest_b) = (BTreeMap::new(), BTreeMap::new());
     for (setting, a) in of_a {
         match of_b.remove(&setting) {
             Some(b) => settings.pairs.push((a, b)),
-            None => settings.only_a.extend(a.first()),
+            None => rest_a.entry(names(a[0])).or_insert_with(Vec::new).push(a),
         }
     }
-    settings.only_b = of_b.values().filter_map(|b| b.first().copied()).collect();
+    for b in of_b.into_values() {
+        rest_b.entry(names(b[0])).or_insert_with(Vec::new).push(b);
+    }
+    for (names, a) in rest_a {
+        let mut b = rest_b.remove(&names).unwrap_or_default();
+        match (&a[..], b.len()) {
+            ([a], 1) => settings.pairs.push((a.clone(), b.remove(0))),
+            _ => {
+                settings.only_a.extend(a.iter().map(|runs| runs[0]));
+                settings.only_b.extend(b.iter().map(|runs| runs[0]));
+            }
+        }
+    }
+    let rest = rest_b.into_values().flatten();
+    settings.only_b.extend(rest.map(|runs| runs[0]));
     (!settings.pairs.is_empty()).then_some(settings)
 }
 
@@ -436,6 +468,34 @@ mod tests {
             let comparison = compare(&a, &b);
             assert_eq!((comparison.pairs.len(), comparison.left_out.len()), (0, 2));
         }
+    }
+
+    #[test]
+    fn builds_are_compared_on_each_of_several_targets() {
+        let of_build = |build: Option<&str>, rate: f64| {
+            let mut results = results(&[rate, 2.0 * rate]);
+            for (run, target) in results.runs.iter_mut().zip(["/mnt/one", "/mnt/two"]) {
+                run.targets = vec![target.into()];
+                run.machine.build = build.map(str::to_owned);
+            }
+            results
+        };
+        let a = of_build(Some("x"), 1.0);
+        for b in [of_build(Some("y"), 3.0), of_build(None, 3.0)] {
+            let comparison = compare(&a, &b);
+            let medians = comparison.pairs.iter().map(|pair| {
+                let [a, b] = [&pair.a, &pair.b].map(|side| side.throughput_bytes_per_s);
+                (a, b)
+            });
+            let medians: Vec<(f64, f64)> = medians.collect();
+            assert_eq!(medians, [(1.0, 3.0), (2.0, 6.0)]);
+            assert_eq!(comparison.left_out.len(), 0);
+        }
+        // Which of two builds is meant is unknown.
+        let mut both = a.clone();
+        both.runs.extend(of_build(Some("z"), 1.0).runs);
+        let comparison = compare(&both, &of_build(Some("y"), 3.0));
+        assert_eq!(comparison.pairs.len(), 0);
     }
 
     #[test]

@@ -347,8 +347,8 @@ pub fn parse(line: &[u8]) -> Result<Run, LineError> {
         Ok(mut run) => {
             check_format(Some(run.format))?;
             check(&run).map_err(LineError::Other)?;
-            // Older lines have this value also for the few sectors of a journal beside a cached run.
-            if run.was_cached() {
+            // Older lines have this value also for the few sectors of a journal beside a cached run. Later lines are right, and know the bytes that were moved.
+            if run.targets_on.is_none() && run.was_cached() {
                 run.cpio = None;
             }
             return Ok(run);
@@ -546,6 +546,9 @@ mod tests {
         let line = example::line().replace("\"device_sectors\":2000000", "\"device_sectors\":1000");
         let run = parse(line.as_bytes()).unwrap();
         assert!(run.cpio.is_none() && run.cycles_per_moved_sector.is_some());
+        // A later line has it only if the data was not cached. Its rates may be over a part of the time.
+        let later = line.replacen('{', r#"{"targets_on":[],"#, 1);
+        assert!(parse(later.as_bytes()).unwrap().cpio.is_some());
     }
 
     #[test]

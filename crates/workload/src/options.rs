@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use crate::error::Result;
-use crate::fs_mark;
+use crate::error::{Error, Result};
 use crate::kind::{Kind, Variant};
 use crate::placement::Placement;
 
@@ -31,8 +30,19 @@ impl Generator {
     pub(crate) fn check_variant(&self, kind: Kind, variant: Variant) -> Result<()> {
         match self {
             Generator::Own | Generator::Fio(_) => Ok(()),
-            Generator::FsMark(_) => fs_mark::check_variant(kind, variant),
+            Generator::FsMark(_) => check_created(kind, variant),
         }
+    }
+}
+
+/// Fails if fs_mark does not do what this form of fsmark does.
+fn check_created(kind: Kind, variant: Variant) -> Result<()> {
+    match kind == Kind::Fsmark && variant != Variant::CREATE {
+        true => Err(Error::new(format!(
+            "fs_mark creates files and reads none, so it does not run fsmark {}; use --variant create, or leave out --generator",
+            variant.name
+        ))),
+        false => Ok(()),
     }
 }
 

@@ -254,11 +254,19 @@ fn a_run_says_what_the_kernel_was_asked_about() {
     let dir = directory();
     for (workload, asked) in [
         // Any thread may have written the pages last.
-        ("fsmark", &["threads"][..]),
+        ("fsmark files", &["threads"][..]),
+        ("fsmark create", &["threads", "cached pages"]),
         ("checkpoint", &["threads", "cached pages"]),
         ("dd", &["threads", "buffers"]),
     ] {
-        for record in bench(workload, dir.path(), &["--placement", "best"]) {
+        let (workload, variant) = workload.split_once(' ').unwrap_or((workload, ""));
+        let chosen = ["--variant", variant];
+        let variant = if variant.is_empty() { &[] } else { &chosen[..] };
+        for record in bench(
+            workload,
+            dir.path(),
+            &[&["--placement", "best"], variant].concat(),
+        ) {
             assert_eq!(
                 record["confirmed_for"],
                 serde_json::json!(asked),
@@ -269,7 +277,7 @@ fn a_run_says_what_the_kernel_was_asked_about() {
                 "{record}"
             );
         }
-        for record in bench(workload, dir.path(), &[]) {
+        for record in bench(workload, dir.path(), variant) {
             assert!(record["confirmed"].is_null(), "{record}");
             assert_eq!(record["confirmed_for"], serde_json::json!([]), "{record}");
         }

@@ -248,6 +248,11 @@ impl Migrator {
             used.remote *= factor;
         }
         self.release_if_unused(now, world, |_, times| times.map(|times| times.ran_ns));
+        self.uses(now);
+    }
+
+    /// Notes that a held thread has used data, of which [`Migrator::used`] does not know yet.
+    pub fn uses(&mut self, now: u64) {
         if let Some(held) = &mut self.held {
             held.used = now;
         }
@@ -333,6 +338,7 @@ impl Migrator {
 
     /// Decides from the window, for policy *always*: releases a held thread that uses other data. It looks at no CPUs. [`Migrator::hold_on`] does the rest.
     pub fn decide_always(&mut self, now: u64, world: &mut impl World) {
+        self.away_from = None;
         self.end_lap(now, world);
         if let Some(held) = self.held {
             self.maybe_release(now, self.total(), held, world);

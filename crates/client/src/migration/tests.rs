@@ -446,6 +446,18 @@ fn policy_always_looks_at_no_cpus() {
 }
 
 #[test]
+fn a_thread_that_goes_on_under_policy_always_no_longer_works_away() {
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
+    m.idle = [Some(0.5), None, Some(0.0), None];
+    crowded_second(&mut m, &mut migrator);
+    assert!(migrator.works_away());
+    migrator.advance(m.now, &mut m);
+    migrator.used(0, MIB, 0);
+    migrator.decide_always(m.now, &mut m);
+    assert!(!migrator.works_away());
+}
+
+#[test]
 fn a_thread_that_policy_always_holds_is_released_whatever_it_waited_before() {
     let (mut m, mut migrator) = (Machine::new(), Migrator::new());
     m.uses(&mut migrator, 0, MIB, IDLE);

@@ -36,6 +36,8 @@ pub struct ThreadUse {
     /// For each node and for `NOWHERE`: local bytes, then remote bytes.
     used: [Cell<u32>; CELLS],
     sum: Cell<u32>,
+    /// `sum` at the last call of `tick` while the thread was held.
+    sum_at_tick: Cell<u32>,
     /// The work of `migrate_if_due`: `NOTHING`, `DECISION`, or the home of a remote access under *always*.
     due: Cell<u32>,
     is_held: Cell<bool>,
@@ -56,6 +58,7 @@ impl ThreadUse {
         ThreadUse {
             used: [const { Cell::new(0) }; CELLS],
             sum: Cell::new(0),
+            sum_at_tick: Cell::new(0),
             due: Cell::new(NOTHING),
             is_held: Cell::new(false),
             is_held_always: Cell::new(false),
@@ -229,6 +232,10 @@ impl ThreadUse {
         if let (Some(nodes), Ok(mut migrator)) =
             (nodes::of_process(), self.migrator.try_borrow_mut())
         {
+            // A thread that uses few bytes has used some since, and the next decision may be seconds away.
+            if self.sum_at_tick.replace(self.sum.get()) != self.sum.get() {
+                return migrator.uses(now());
+            }
             migrator.release_if_idle(now(), &mut Myself { nodes });
             self.is_held.set(migrator.held_on().is_some());
         }

@@ -174,8 +174,11 @@ impl View {
             return 0;
         }
         let own = self.slices.iter().filter(|slice| slice.home == node);
-        let ranges = own.filter(|slice| slice.wants).flat_map(|s| &s.ranges);
-        let wanted = ranges.filter(|range| range.is_none()).take(AT_ONCE).count() as u64;
+        let ranges = own.filter(|slice| slice.wants).flat_map(|slice| {
+            let free = slice.ranges.iter().filter(|range| range.is_none());
+            free.take(AT_ONCE.saturating_sub(slice.taken))
+        });
+        let wanted = ranges.take(AT_ONCE).count() as u64;
         let view = &self.nodes[node];
         let reachable_bytes = view.available_bytes + self.lent_bytes(node);
         if wanted == 0 || reachable_bytes < view.own_bytes() + RANGE_BYTES {
@@ -405,6 +408,10 @@ mod tests {
         // As many as the slice can take. It has half of one already, and wants sixteen.
         view.nodes[1].available_bytes = own_bytes + RANGE_BYTES / 2;
         assert_eq!(view.to_give_back().len(), AT_ONCE);
+        // A round that goes on with the last one.
+        view.slices[1].taken = AT_ONCE - 1;
+        assert_eq!(view.to_give_back().len(), 1);
+        view.slices[1].taken = 0;
         view.slices[1].ranges.truncate(3);
         assert_eq!(view.to_give_back().len(), 3);
         view.slices[1].ranges.resize(20, None);
