@@ -266,7 +266,9 @@ impl Migrator {
         if passed <= LAP_MAX {
             return 0.0;
         }
-        let waited = self.times_in_lap(world).map_or(0, |times| times.waited_ns);
+        let waited = self
+            .since_lap_begin(world.times())
+            .map_or(0, |times| times.waited_ns);
         (waited as f32 / (now - self.lap.at).max(1) as f32).min(1.0)
     }
 
@@ -287,14 +289,18 @@ impl Migrator {
     ) {
         let Some(held) = self.held else { return };
         let unused = now.saturating_sub(held.used);
-        if unused > IDLE && counted(unused, self.times_in_lap(world)).unwrap_or(unused) > IDLE {
+        if unused <= IDLE {
+            return;
+        }
+        let in_lap = self.since_lap_begin(world.times());
+        if counted(unused, in_lap).unwrap_or(unused) > IDLE {
             self.release(world);
         }
     }
 
-    /// Returns how long the thread has run and waited since the begin of the lap.
-    fn times_in_lap(&self, world: &mut impl World) -> Option<ThreadTimes> {
-        let (now, begin) = (world.times()?, self.lap.times?);
+    /// Returns how long the thread has run and waited since the begin of the lap. `now`: its times now.
+    fn since_lap_begin(&self, now: Option<ThreadTimes>) -> Option<ThreadTimes> {
+        let (now, begin) = (now?, self.lap.times?);
         // A child of fork(2) has a copy of its parent's lap, and its own times.
         Some(ThreadTimes {
             ran_ns: now.ran_ns.checked_sub(begin.ran_ns)?,
@@ -453,10 +459,12 @@ impl Migrator {
         if elapsed < CHECK_EVERY {
             return None;
         }
-        let times = self.times_in_lap(world);
-        self.begin_lap(now, world);
+        // Each reading costs three system calls, so the end of a lap and the begin of the next one share it.
+        let times = world.times();
+        let in_lap = self.since_lap_begin(times);
+        self.begin_lap(now, times);
         self.last_lap = None;
-        let lap = Lap::new(times?, elapsed, begin.bytes);
+        let lap = Lap::new(in_lap?, elapsed, begin.bytes);
         if lap.elapsed - lap.waited > LAP_MAX as f32 {
             return None;
         }
@@ -464,10 +472,10 @@ impl Migrator {
         Some(lap)
     }
 
-    fn begin_lap(&mut self, now: u64, world: &mut impl World) {
+    fn begin_lap(&mut self, now: u64, times: Option<ThreadTimes>) {
         self.lap = LapBegin {
             at: now,
-            times: world.times(),
+            times,
             bytes: 0.0,
         };
     }
@@ -594,7 +602,8 @@ impl Migrator {
             self.refused = (home, now + CHECK_EVERY);
         }
         // `release_if_idle` compares the time without use with the waiting in the lap. The last lap may have begun long ago.
-        self.begin_lap(now, world);
+        let times = world.times();
+        self.begin_lap(now, times);
     }
 
     /// Restores the mask that was found, unless the program has set another one since. A fork, an exec or a new thread inherits

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::crowding::Room;
 use super::migrator::{
-    HALF_LIFE, HOLD_MIN, IDLE, MOVE_COST, Migrator, NOWHERE, NUDGES, STAY_MIN, World,
+    CHECK_EVERY, HALF_LIFE, HOLD_MIN, IDLE, MOVE_COST, Migrator, NOWHERE, NUDGES, STAY_MIN, World,
 };
 
 const MIB: u64 = 1 << 20;
@@ -28,6 +28,8 @@ struct Machine {
     idle: [Option<f32>; 4],
     waited: u64,
     slept: u64,
+    /// Number of reads of its times.
+    time_reads: usize,
     /// Number of reads of the mask.
     mask_reads: usize,
     /// The nodes to which the migrator says that it has moved the thread.
@@ -46,6 +48,7 @@ impl Machine {
             idle: [None; 4],
             waited: 0,
             slept: 0,
+            time_reads: 0,
             mask_reads: 0,
             moved_to: vec![],
         }
@@ -141,6 +144,7 @@ impl World for Machine {
 
     /// The thread is ready to run unless it sleeps.
     fn times(&mut self) -> Option<ThreadTimes> {
+        self.time_reads += 1;
         Some(ThreadTimes {
             ran_ns: self.now.saturating_sub(self.waited + self.slept),
             waited_ns: self.waited,
@@ -172,6 +176,16 @@ fn use_that_does_not_outweigh_a_move_causes_none() {
         m.uses(&mut migrator, 2, each, HALF_LIFE / 10);
     }
     assert_eq!(m.sets, []);
+}
+
+#[test]
+fn a_lap_reads_the_times_of_the_thread_once() {
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
+    m.cpu = 8;
+    for _ in 0..10 {
+        m.uses(&mut migrator, 2, MIB, CHECK_EVERY);
+    }
+    assert_eq!(m.time_reads, 10);
 }
 
 #[test]
@@ -279,7 +293,7 @@ fn a_held_thread_that_sleeps_and_then_does_something_else_is_released() {
     assert_eq!((migrator.held_on(), m.mask), (None, m.own));
 }
 
-/// Lets the scheduler move a thread away from its data `every` so many nanoseconds, and returns whether the migrator holds it after ten times.
+/// Lets the scheduler move a thread away from its data ten times, once in `every` nanoseconds. Returns whether the migrator holds the thread in the end.
 fn is_held_when_moved_away(every: u64) -> bool {
     let (mut m, mut migrator) = (Machine::new(), Migrator::new());
     for _ in 0..10 {
