@@ -56,17 +56,13 @@ type Below<'a> = (&'a Option<Vec<TargetOn>>, &'a Option<Vec<Disk>>);
 /// What later lines tell about a machine.
 type Later<'a> = ([&'a Option<String>; 3], Option<bool>, Option<u64>);
 
-/// What may differ between the sides, and must not differ on one side: the targets, the way to them, the machine and the version of Jericho.
-type Setting<'a> = (
-    [&'a [String]; 2],
-    Below<'a>,
-    [&'a str; 5],
-    (u32, u32),
-    Later<'a>,
-);
+/// The targets, the engine and the machine. Lines of all programs have them.
+type Names<'a> = ([&'a [String]; 2], [&'a str; 4], (u32, u32));
 
-/// Returns the names of the targets, the engine and the machine. Lines of all programs have them.
-fn names(run: &Run) -> ([&[String]; 2], [&str; 4], (u32, u32)) {
+/// What may differ between the sides, and must not differ on one side: the targets, the way to them, the machine and the version of Jericho.
+type Setting<'a> = (Names<'a>, &'a str, Below<'a>, Later<'a>);
+
+fn names(run: &Run) -> Names<'_> {
     let machine = &run.machine;
     let names = [
         &run.path,
@@ -83,23 +79,15 @@ fn names(run: &Run) -> ([&[String]; 2], [&str; 4], (u32, u32)) {
 
 fn setting(run: &Run) -> Setting<'_> {
     let machine = &run.machine;
-    let names = [
-        &run.path,
-        &machine.cpu_model,
-        &machine.topology,
-        &machine.kernel,
-        &machine.jericho,
-    ];
     let later = [
         &machine.build,
         &machine.hypervisor,
         &machine.topology_digest,
     ];
     (
-        [&run.targets, &run.engine],
+        names(run),
+        &machine.jericho,
         (&run.targets_on, &run.disks),
-        names.map(String::as_str),
-        (machine.cpus, machine.nodes),
         (later, machine.fake_nodes, machine.memory_gib()),
     )
 }

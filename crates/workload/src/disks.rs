@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 /// Longest chain of devices on each other.
 const DEPTH_MAX: usize = 8;
-/// Unit of the sizes of disks in sysfs.
-const SECTOR_BYTES: u64 = 512;
+/// Bytes of a sector in the kernel's counters and sizes, and in the papers.
+pub const SECTOR_BYTES: u64 = 512;
 
 /// A disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

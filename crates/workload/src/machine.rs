@@ -7,11 +7,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::disks::{self, Disk, disks_below};
+use crate::disks::{self, Disk, SECTOR_BYTES, disks_below};
 use crate::error::{Context, Error, Result};
-
-/// Bytes of a sector in the kernel's counters and in the papers.
-pub const SECTOR_BYTES: u64 = 512;
 
 /// Returns whether the data of a run was cached: the devices moved less than half of the bytes that the programs moved.
 pub(crate) fn is_cached(device_sectors: u64, moved_bytes: u64) -> bool {

@@ -8,13 +8,14 @@ use jericho_sys::limits::Memory;
 use jericho_topology::{NodeId, Topology};
 
 use crate::case::Case;
+use crate::disks::SECTOR_BYTES;
 use crate::engine::Engine;
 use crate::error::{Context, Error, Result, warn};
 use crate::fio;
 use crate::fits::{Fitting, check_migration, check_targets, choose};
 use crate::fs_mark;
 use crate::kind::{Kind, Variant};
-use crate::machine::{self, Machine, SECTOR_BYTES, is_cached};
+use crate::machine::{self, Machine, is_cached};
 use crate::meter::Meter;
 use crate::options::{Generator, Options};
 use crate::placement::{Placement, Way};

@@ -30,9 +30,6 @@ pub fn lines(threads: &[(Seat, Meter)], way: Way) -> Result<Vec<Line>> {
                 "no trace: the nodes of the accesses of thread {thread} are unknown; use a placement that sets them, for example best, or a longer run"
             )));
         }
-        if way == Way::Memory {
-            return Err(Error::new("no trace: the workload uses no storage"));
-        }
         if way == Way::Direct && seat.device.is_none() {
             return Err(Error::new(
                 "no trace: the kernel does not tell the node of the device; name it in a topology file",
@@ -43,7 +40,8 @@ pub fn lines(threads: &[(Seat, Meter)], way: Way) -> Result<Vec<Line>> {
             let copied_to = seat.thread.unwrap_or(place.cpu);
             let (buffer, frame, device) = match way {
                 Way::Direct => (place.frame, None, seat.device),
-                Way::Cached | Way::Memory => (copied_to, Some(place.frame), None),
+                Way::Cached => (copied_to, Some(place.frame), None),
+                Way::Memory => return Err(Error::new("no trace: the workload uses no storage")),
             };
             lines.push(Line {
                 thread: thread as u64,
