@@ -114,9 +114,9 @@ pub struct SliceStat {
     pub frames: u64,
     pub resident: u64,
     pub dirty: u64,
-    /// Those of `frames` that the slice has had since the mount.
+    /// Those of `frames` that the slice has had since the mount. `None`: an older daemon does not tell.
     #[serde(default)]
-    pub home_frames: u64,
+    pub home_frames: Option<u64>,
     /// Where those of `frames` are that the slice took after the mount.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spilled: Vec<SpilledStat>,
@@ -181,10 +181,10 @@ fn count_lent(nodes: &mut BTreeMap<u16, NodeStat>, lent: Vec<(u16, u64)>) {
 }
 
 impl Stat {
-    /// Returns the size of the cache, without the memory that slices have taken since the mount and may give back.
-    pub fn cache_bytes(&self) -> u64 {
-        let frames: u64 = self.slices.iter().map(|slice| slice.home_frames).sum();
-        frames.saturating_mul(PAGE_BYTES)
+    /// Returns the size of the cache, without the memory that slices have taken since the mount and may give back. `None`: an older daemon does not tell.
+    pub fn cache_bytes(&self) -> Option<u64> {
+        let frames: Option<u64> = self.slices.iter().map(|slice| slice.home_frames).sum();
+        Some(frames?.saturating_mul(PAGE_BYTES))
     }
 }
 
@@ -225,7 +225,7 @@ impl Mounted {
                 frames: usage.frames,
                 resident: usage.resident,
                 dirty: usage.dirty,
-                home_frames: usage.frames - usage.spilled,
+                home_frames: Some(usage.frames - usage.spilled),
                 spilled,
                 counters,
                 locality,

@@ -267,7 +267,7 @@ impl<'a> Plan<'a> {
                 _ => filesystem_of(&target.path),
             },
             transport: mount.as_ref().and_then(|mount| mount.transport.clone()),
-            cache_bytes: mount.as_ref().map(|mount| mount.cache_bytes),
+            cache_bytes: mount.as_ref().and_then(|mount| mount.cache_bytes),
             build: mount.and_then(|mount| mount.build),
         }
     }

@@ -135,8 +135,8 @@ impl InlinePages {
 pub struct MountFacts {
     /// How the kernel sends requests to the daemon. `None`: there is no mount.
     pub transport: Option<String>,
-    /// Size of the cache.
-    pub cache_bytes: u64,
+    /// Size of the cache. `None`: the daemon does not tell.
+    pub cache_bytes: Option<u64>,
     /// Build of the daemon. `None`: unknown.
     pub build: Option<String>,
 }

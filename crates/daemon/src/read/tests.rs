@@ -104,8 +104,11 @@ fn a_read_that_restarts_counts_a_page_in_a_spill_range_once() {
     let slice = mounted.slice(0);
     let memory = slice.memory();
     assert!(memory.geometry().spill_ranges() > 0);
+    let cache_bytes = mounted.stat().cache_bytes();
+    assert!(cache_bytes > Some(0));
     // Node 1 has no CPUs, so all threads are far from the range.
     assert!(slice.take_range(0, None, 1).unwrap());
+    assert_eq!(mounted.stat().cache_bytes(), cache_bytes);
     let pages = u64::from(memory.geometry().home_frames) + 100;
     let written = write(&mounted, &handle, pages * PAGE as u64 - 1, &[1]);
     assert_eq!(written.recv_timeout(LONG).unwrap(), 1);
