@@ -341,6 +341,24 @@ fn rates_are_those_that_fs_mark_prints_of_the_creation_alone() {
 }
 
 #[test]
+fn a_round_of_fs_mark_in_the_warm_up_is_no_part_of_the_measurement() {
+    // The first round outlasts the warm-up, and notes the time of its end.
+    let line = "echo 69 128 51200 16000.0 1600 52 132 4445 4 25 4139 0 0 0 0 0 0 1 2 4 9 9 9";
+    let first = "[ -e \"$0.ended\" ] || { sleep 2; touch \"$0.ended\"; }";
+    let replaced = Replaced::by(&format!("{first}\n{line}"));
+    let dir = directory();
+    let out = replaced.0.path().join("out");
+    let more = ["--seconds", "0.3", "--threads", "1", "--out"];
+    let more = [&more[..], &[out.to_str().unwrap()]].concat();
+    succeed(&mut replaced.command(dir.path(), &more));
+    let ended = std::fs::metadata(replaced.0.path().join("fs_mark.ended"));
+    let after = ended.unwrap().modified().unwrap().elapsed().unwrap();
+    let record: Value = serde_json::from_str(&std::fs::read_to_string(out).unwrap()).unwrap();
+    let seconds = record["seconds"].as_f64().unwrap();
+    assert!(seconds <= after.as_secs_f64(), "{seconds} s in {after:?}");
+}
+
+#[test]
 fn a_failure_of_fs_mark_ends_the_run_and_names_the_cause() {
     let dir = directory();
     let seconds = ["--seconds", "1000", "--threads", "2"];
