@@ -144,7 +144,7 @@ impl<'a> Conditions<'a> {
         all
     }
 
-    /// Names the targets, what they are on, the way to them, and another generator than Jericho's own.
+    /// Names the targets, their filesystems, caches and disks, and the way to them. Names the generator only if it is not Jericho's own.
     pub fn name(&self) -> String {
         let shown = self.targets.len().min(TARGETS_MAX);
         let more = match self.targets.len() - shown {

@@ -97,7 +97,7 @@ impl SliceView {
 pub(super) struct View {
     /// By number.
     pub nodes: Vec<NodeView>,
-    /// Memory that all nodes together can give now. In a control group, it can be less than the sum of what they have.
+    /// Bytes that slices can still allocate on all nodes together. A control group can allow fewer than the nodes have available.
     pub shared_available_bytes: u64,
     /// The slices.
     pub slices: Vec<SliceView>,

@@ -9,7 +9,7 @@ use super::policy::{NodeView, low_bytes};
 pub(super) struct Look {
     /// The memory of each node.
     pub nodes: Vec<NodeView>,
-    /// Memory that all nodes together can give: what the machine has, or less if a control group leaves less.
+    /// Bytes that slices can still allocate on all nodes together. A control group can allow fewer than the nodes have available.
     pub shared_available_bytes: u64,
     /// What a control group can give to slices that begin. `None`: only the nodes limit them.
     pub group_room_bytes: Option<u64>,
